@@ -1,0 +1,50 @@
+"""Errors that a user can cause. Each message names the key or file, what was expected, what was
+found and how to mend it.
+
+To add one: subclass `WayfinderError` and the built-in type that it refines, and keep the plain
+`(message)` constructor, because errors cross process boundaries by pickling.
+"""
+
+
+class WayfinderError(Exception):
+    """Root of every error with a message for the user."""
+
+
+class ConfigError(WayfinderError, ValueError):
+    """The composed configuration cannot run. The message lists every violation."""
+
+
+class RunDirError(WayfinderError, OSError):
+    """The run directory cannot be used: unwritable, locked, or it belongs to another config."""
+
+
+class ModelError(WayfinderError, ValueError):
+    """A model directory or a processor does not fit what the config asks for."""
+
+
+class TemplateError(WayfinderError, ValueError):
+    """The chat template cannot be used append-only."""
+
+
+class EnvError(WayfinderError, RuntimeError):
+    """An environment cannot be made, or broke its protocol."""
+
+
+class InvariantError(WayfinderError, RuntimeError):
+    """Tokens or images of engine and trainer disagree. The run stops; nothing is repaired."""
+
+
+class MismatchError(WayfinderError, RuntimeError):
+    """Log-probabilities of engine and trainer differ by more than `algorithm.mismatch.stop`."""
+
+
+class SyncError(WayfinderError, RuntimeError):
+    """An adapter could not be published, verified, loaded or proved."""
+
+
+class CheckpointError(WayfinderError, RuntimeError):
+    """A checkpoint is half-written, corrupt, foreign or of a newer format."""
+
+
+class ClusterError(WayfinderError, RuntimeError):
+    """The cluster cannot give what the config asks for, or a worker was lost for good."""
