@@ -1,0 +1,398 @@
+"""The training loop: one driver process, readable from top to bottom. It never touches a device.
+
+    tasks -> episodes (engines) -> advantages, samples, micro-batches (driver) -> update (ranks)
+          -> publish adapter (rank 0) -> load and prove it (engines) -> record, evaluate, save
+
+Per slot and step, on a GPU:
+
+    engine   | play episodes | asleep ................... | load, prove | play ...
+    rank     | idle          | update, gather, publish    | idle        | ...
+
+A step is one turn of this loop: one policy version samples `tasks_per_step` groups, the ranks make
+`mini_batches` optimizer updates from them, and the result is the next version.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wayfinder import specs
+from wayfinder.batch.plan import score_plan, step_episodes, update_plan
+from wayfinder.chat.vision import VisionProcessor, load_processor
+from wayfinder.config.identity import config_hash, run_name, to_dict
+from wayfinder.config.places import model_source
+from wayfinder.config.schema import Config, LrSchedule, OptimizerConfig
+from wayfinder.envs.tasks import TrainingTasks, evaluation_tasks, forbidden_layouts
+from wayfinder.evaluate import Evaluation, run_evaluation
+from wayfinder.probe import make_probe
+from wayfinder.record.episodes import episodes_path, write_episodes
+from wayfinder.record.memory import PeakMemory
+from wayfinder.record.metrics import MetricsLog
+from wayfinder.record.report import final_picture
+from wayfinder.record.run_dir import RunDir
+from wayfinder.record.summary import Status, build_summary
+from wayfinder.record.tracking import Trackers, start_trackers
+from wayfinder.rollout.episode import Place
+from wayfinder.runtime.cluster import Cluster
+from wayfinder.runtime.workers import Played, Workers
+from wayfinder.train import checkpoint
+from wayfinder.types import Episode, Group, Outcome, Task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """Where a run stands; what a checkpoint stores beside the policy. No random state is part of
+    it: every draw is a function of the run seed and of what is counted here."""
+
+    step: int = 0
+    policy_version: int = 0
+    next_task: int = 0
+    best_solve_rate: float | None = None
+    best_step: int | None = None
+    last_solve_rate: float | None = None
+
+    def state(self, config: Config) -> dict[str, Any]:
+        return {**vars(self), "config_hash": config_hash(config), "seed": config.seed}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Progress:
+        return cls(**{name: state[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass
+class Run:
+    """What the parts of the loop share."""
+
+    config: Config
+    directory: RunDir
+    workers: Workers
+    trackers: Trackers
+    log: MetricsLog
+    tasks: TrainingTasks
+    evaluation: list[Task]
+    decode: Any
+    progress: Progress = field(default_factory=Progress)
+
+
+def train(config: Config, overrides: list[str]) -> float:
+    """Run, resume or look up one training run; the last solve rate on the evaluation set."""
+    return _recorded(config, overrides, _train)
+
+
+def evaluate(config: Config, overrides: list[str]) -> float:
+    """Evaluate the policy that training would start from, with the same workers and records."""
+    return _recorded(config, overrides, _evaluate_only)
+
+
+def _recorded(
+    config: Config,
+    overrides: list[str],
+    task: Callable[[Config, RunDir, MetricsLog, Trackers], None],
+) -> float:
+    """Do `task` in its run directory and leave a summary there, however it ends."""
+    name = config.run.name or run_name(config.experiment, overrides, config.seed)
+    resolved = to_dict(config)
+    with RunDir.open(
+        Path(config.paths.root),
+        name,
+        resolved,
+        config_hash(config),
+        str(config.run.on_existing),
+        overrides,
+    ) as directory:
+        if directory.finished_summary is not None:
+            print(f"finished already: {directory.path} (run.on_existing=new starts another)")
+            return _rate(directory.finished_summary["solve_rate_last"])
+        log = MetricsLog(directory.metrics_file)
+        trackers = start_trackers(directory, config, resolved, overrides, log)
+        with PeakMemory() as memory:
+            status, error = Status.FAILED, None
+            try:
+                task(config, directory, log, trackers)
+                status = Status.FINISHED
+            except KeyboardInterrupt:
+                status = Status.INTERRUPTED
+                raise
+            except BaseException as problem:
+                error = f"{type(problem).__name__}: {problem}"
+                directory.event(f"failed: {error}")
+                raise
+            finally:
+                summary = build_summary(
+                    directory,
+                    status,
+                    wall_s=log.elapsed_s,
+                    peak_memory_bytes=memory.peak_bytes,
+                    error=error,
+                )
+                trackers.finish(summary, 0 if status is Status.FINISHED else 1)
+                directory.write_summary(summary)
+    print(f"{status} {directory.path} solve rate {summary['solve_rate_last']}")
+    return _rate(summary["solve_rate_last"])
+
+
+def _evaluate_only(config: Config, directory: RunDir, log: MetricsLog, trackers: Trackers) -> None:
+    trackers.phase("starting workers")
+    with Cluster(specs.cluster_spec(config)) as cluster:
+        run = _start(config, directory, log, trackers, cluster)
+        log.truncate_after(-1)
+        run.workers.forget_publications_after(-1)
+        sync = run.workers.publish(0, 0)
+        trackers.phase("evaluation")
+        _, metrics = _evaluate(run, "eval", config.eval.temperature)
+        _record(run, 0, sync | metrics)
+        _finish(run)
+
+
+def _train(config: Config, directory: RunDir, log: MetricsLog, trackers: Trackers) -> None:
+    trackers.phase("starting workers")
+    began = time.monotonic()
+    with Cluster(specs.cluster_spec(config)) as cluster:
+        run = _start(config, directory, log, trackers, cluster)
+        resumed = _resume(run)
+        sync = run.workers.publish(run.progress.policy_version, run.progress.step)
+        if not resumed:
+            trackers.phase("first evaluation")
+            evaluation, metrics = _evaluate(run, "eval", config.eval.temperature)
+            _record(run, 0, {"time/start_s": time.monotonic() - began} | sync | metrics)
+            _note_rate(run, evaluation)
+        while run.progress.step < config.steps and not _reached(run):
+            step = run.progress.step + 1
+            trackers.phase(f"step {step}")
+            metrics = _step(run, step)
+            run.progress.step = step
+            _record(run, step, metrics)
+            if _due(step, config.eval.interval, config.steps):
+                trackers.phase(f"evaluation {step}")
+                evaluation, metrics = _evaluate(run, "eval", config.eval.temperature)
+                _record(run, step, metrics)
+                _note_rate(run, evaluation)
+            if _due(step, config.checkpoint.interval, config.steps) or _reached(run):
+                _record(run, step, _save(run))
+        _finish(run)
+
+
+def _start(
+    config: Config, directory: RunDir, log: MetricsLog, trackers: Trackers, cluster: Cluster
+) -> Run:
+    processor = load_processor(model_source(config.model.path))
+    workers = Workers(
+        cluster,
+        adapters=specs.adapter_root(config, directory.adapters),
+        keep=config.sync.keep,
+        probe=make_probe(config, processor),
+        probe_tolerance=config.sync.probe_tolerance,
+        sleep_engines=str(config.cluster.device) == "cuda",
+    )
+    workers.start(
+        specs.engine_specs(config, VisionProcessor(processor).tokens, specs.stop_ids(config)),
+        specs.env_spec(config),
+        specs.policy_spec(config),
+        specs.loss_spec(config),
+        specs.optimizer_spec(config),
+        config.algorithm.mismatch.stop,
+        config.cluster.start_timeout_s,
+    )
+    evaluation = evaluation_tasks(config.env.id, config.eval.first_seed, config.eval.tasks)
+    forbidden = forbidden_layouts([*evaluation, *_unseen_tasks(config)])
+    return Run(
+        config=config,
+        directory=directory,
+        workers=workers,
+        trackers=trackers,
+        log=log,
+        tasks=TrainingTasks(config.env.id, config.seed, forbidden),
+        evaluation=evaluation,
+        decode=processor.tokenizer.decode,
+    )
+
+
+def _resume(run: Run) -> bool:
+    """Go back to the newest sound checkpoint, or to the start when none was written."""
+    found, problems = checkpoint.newest(run.directory.checkpoints)
+    for problem in problems:
+        run.directory.event(f"checkpoint skipped: {problem}")
+        logger.warning("checkpoint skipped: %s", problem)
+    if found is not None:
+        run.workers.load(found.path)
+        run.progress = Progress.from_state(found.state)
+        run.directory.event(f"resumed at step {found.step} from {found.path.name}")
+    run.log.truncate_after(run.progress.step if found else -1)
+    run.workers.forget_publications_after(run.progress.policy_version if found else -1)
+    return found is not None
+
+
+def _step(run: Run, step: int) -> dict[str, float]:
+    config, progress = run.config, run.progress
+    clock: dict[str, float] = {}
+    with _timed(clock, "rollout"):
+        tasks = [
+            run.tasks.task(progress.next_task + i) for i in range(config.algorithm.tasks_per_step)
+        ]
+        groups, played = _rollout(run, tasks, step)
+    with _timed(clock, "update"):
+        metrics = _update(run, groups, played, step)
+    progress.next_task += len(tasks)
+    with _timed(clock, "sync"):
+        metrics |= run.workers.publish(progress.policy_version + 1, step)
+        progress.policy_version += 1
+    metrics |= _rollout_metrics(played.episodes, clock["time/rollout_s"])
+    metrics |= clock
+    worst = metrics.get("mismatch/abs_logprob_diff_max", 0.0)
+    if worst > config.algorithm.mismatch.alarm:
+        message = (
+            f"step {step}: log-probs of engine and trainer differ by up to {worst:.2g}, above "
+            f"algorithm.mismatch.alarm={config.algorithm.mismatch.alarm}"
+        )
+        run.directory.event(message)
+        logger.warning(message)
+    return metrics
+
+
+def _rollout(run: Run, tasks: list[Task], step: int) -> tuple[list[Group], Played]:
+    size = run.config.algorithm.group_size
+    places = [Place(task, member) for task in tasks for member in range(size)]
+    spec = specs.episode_spec(run.config, "train", step, run.progress.policy_version)
+    played = run.workers.play(places, spec, str(run.config.rollout.schedule) == "lockstep")
+    groups = [
+        Group(task, tuple(played.episodes[i * size : (i + 1) * size]))
+        for i, task in enumerate(tasks)
+    ]
+    return groups, played
+
+
+def _update(run: Run, groups: list[Group], played: Played, step: int) -> dict[str, float]:
+    config = run.config
+    plan_spec = specs.plan_spec(config)
+    change: np.ndarray | None = None
+    metrics: dict[str, float] = {}
+    if config.algorithm.kl_coef > 0 and str(config.algorithm.kl_placement) == "reward":
+        log_ratio = run.workers.score(
+            score_plan(groups, plan_spec), played, len(step_episodes(groups))
+        )
+        change = -config.algorithm.kl_coef * log_ratio
+        metrics["train/kl_reward_mean"] = float(change.mean()) if len(change) else 0.0
+    plan = update_plan(groups, plan_spec, change)
+    metrics |= plan.metrics
+    if not plan.is_empty:
+        lr = learning_rate(config.algorithm.optimizer, step, config.steps)
+        metrics |= run.workers.update(plan, played, lr)
+    return metrics
+
+
+def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:
+    """Rate of step 1 .. `steps`: linear warm-up, then constant, or linear or cosine towards 0."""
+    warmup = optimizer.warmup_steps
+    if step <= warmup:
+        return optimizer.lr * step / (warmup + 1)
+    done = (step - 1 - warmup) / max(1, steps - warmup)
+    match optimizer.schedule:
+        case LrSchedule.linear:
+            return optimizer.lr * (1 - done)
+        case LrSchedule.cosine:
+            return optimizer.lr * 0.5 * (1 + math.cos(math.pi * done))
+    return optimizer.lr
+
+
+def _rollout_metrics(episodes: list[Episode], seconds: float) -> dict[str, float]:
+    valid = [e for e in episodes if not e.outcome.is_failure]
+    turns = [turn for e in episodes for turn in e.turns]
+    tokens = sum(e.num_sampled_tokens for e in episodes)
+    outcomes = [e.outcome for e in episodes]
+    metrics = {
+        "train/reward_mean": float(np.mean([e.reward for e in valid])) if valid else 0.0,
+        "train/solve_rate": float(np.mean([e.success for e in valid])) if valid else 0.0,
+        "train/mean_turns": len(turns) / max(1, len(episodes)),
+        "train/parse_failures": float(sum(t.action is None for t in turns)),
+        "throughput/episodes_per_s": len(episodes) / seconds,
+        "throughput/turns_per_s": len(turns) / seconds,
+        "throughput/sampled_tokens_per_s": tokens / seconds,
+        "rollout/cached_tokens_per_turn": sum(t.cached_tokens for t in turns) / max(1, len(turns)),
+    }
+    return metrics | {f"train/outcome/{o}": float(outcomes.count(o)) for o in Outcome}
+
+
+def _evaluate(run: Run, kind: str, temperature: float | None) -> tuple[Evaluation, dict]:
+    config, progress = run.config, run.progress
+    tasks = _unseen_tasks(config) if kind == "unseen" else run.evaluation
+    began = time.monotonic()
+    evaluation = run_evaluation(
+        run.workers, config, tasks, kind, progress.step, progress.policy_version, temperature
+    )
+    seconds = time.monotonic() - began
+    path = episodes_path(run.directory.path, kind, progress.step)
+    write_episodes(path, evaluation.episodes, evaluation.frames, run.decode)
+    return evaluation, evaluation.metrics | {f"time/{kind}_s": seconds}
+
+
+def _finish(run: Run) -> None:
+    """What is measured once, at the end, and the picture."""
+    config, progress = run.config, run.progress
+    if config.eval.final_greedy:
+        _, metrics = _evaluate(run, "greedy", 0.0)
+        _record(run, progress.step, metrics)
+    if config.eval.unseen_tasks:
+        _, metrics = _evaluate(run, "unseen", config.eval.temperature)
+        _record(run, progress.step, metrics)
+    run.trackers.pictures(progress.step, {"picture": final_picture(run.directory.path)})
+
+
+def _save(run: Run) -> dict[str, float]:
+    clock: dict[str, float] = {}
+    with _timed(clock, "save"):
+        step = run.progress.step
+        temporary = checkpoint.begin(run.directory.checkpoints, step)
+        run.workers.save(temporary)
+        checkpoint.commit(
+            temporary, step, run.progress.state(run.config), run.config.checkpoint.keep
+        )
+    return clock
+
+
+def _record(run: Run, step: int, metrics: dict[str, float]) -> None:
+    run.trackers.log(step, metrics)
+
+
+def _note_rate(run: Run, evaluation: Evaluation) -> None:
+    progress = run.progress
+    progress.last_solve_rate = evaluation.solve_rate
+    if progress.best_solve_rate is None or evaluation.solve_rate > progress.best_solve_rate:
+        progress.best_solve_rate = evaluation.solve_rate
+        progress.best_step = progress.step
+
+
+def _reached(run: Run) -> bool:
+    goal, rate = run.config.eval.stop_at, run.progress.last_solve_rate
+    return goal is not None and rate is not None and rate >= goal
+
+
+def _due(step: int, interval: int, steps: int) -> bool:
+    return step == steps or (interval > 0 and step % interval == 0)
+
+
+def _unseen_tasks(config: Config) -> list[Task]:
+    if not config.eval.unseen_tasks:
+        return []
+    return evaluation_tasks(config.env.id, config.eval.unseen_first_seed, config.eval.unseen_tasks)
+
+
+def _rate(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+@contextmanager
+def _timed(clock: dict[str, float], name: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    clock[f"time/{name}_s"] = time.monotonic() - began

@@ -1,0 +1,200 @@
+"""Adapters through a shared directory: written whole, named once, verified before they are loaded.
+
+    <root>/<version>/adapter_model.safetensors, adapter_config.json, manifest.json
+    <root>/LATEST.json
+
+A version is written into a temporary sibling, fsynced, renamed, and only then named by LATEST.json,
+which is replaced atomically. Readers go LATEST -> manifest -> digests -> load and never list the
+directory, so a writer that dies at any point leaves at most a `.tmp-` directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from wayfinder.errors import SyncError
+
+FORMAT = 1
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+MANIFEST = "manifest.json"
+LATEST = "LATEST.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One published version."""
+
+    version: int
+    path: str
+    digest: str  # sha256 of the weights file
+    num_tensors: int
+
+
+def publish(
+    root: Path,
+    version: int,
+    tensors: Mapping[str, Tensor],
+    config: Mapping,
+    *,
+    base_model: str,
+    step: int,
+) -> Publication:
+    """Write version `version` and point LATEST.json at it.
+
+    Raises SyncError when there is nothing to publish, when the version exists with other content
+    (versions are never rewritten), or when the file system refuses.
+    """
+    if not tensors:
+        raise SyncError(f"adapter version {version}: no adapter tensors to publish")
+    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        raise SyncError(f"adapter version {version}: values that are not finite in {broken[:3]}")
+    files = {
+        WEIGHTS: safetensors_bytes(dict(sorted(tensors.items())), metadata={"format": "pt"}),
+        CONFIG: _json(config),
+    }
+    digest = hashlib.sha256(files[WEIGHTS]).hexdigest()
+    manifest = {
+        "format": FORMAT,
+        "version": version,
+        "step": step,
+        "base_model": base_model,
+        "rank": config["r"],
+        "num_tensors": len(tensors),
+        "files": {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in files.items()
+        },
+    }
+    target = root / str(version)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            if _read_manifest(target)["files"][WEIGHTS]["sha256"] != digest:
+                raise SyncError(
+                    f"{target}: this version is published with other weights; versions are never "
+                    "rewritten. Use a fresh sync.dir for each run."
+                )
+        else:
+            temporary = root / f".tmp-{version}-{uuid.uuid4().hex}"
+            temporary.mkdir()
+            for name, content in {**files, MANIFEST: _json(manifest)}.items():
+                _write(temporary / name, content)
+            _sync_directory(temporary)
+            temporary.rename(target)
+            _sync_directory(root)
+        publication = Publication(version, str(target), digest, len(tensors))
+        pointer = root / f".tmp-{LATEST}-{uuid.uuid4().hex}"
+        _write(pointer, _json(asdict(publication) | {"path": str(version)}))
+        os.replace(pointer, root / LATEST)
+        _sync_directory(root)
+    except OSError as error:
+        raise SyncError(f"sync.dir={root}: adapter version {version} not written: {error}") from (
+            error
+        )
+    return publication
+
+
+def read_latest(root: Path) -> Publication:
+    """The version that LATEST.json names, with all its digests verified."""
+    pointer = root / LATEST
+    try:
+        latest = json.loads(pointer.read_bytes())
+        name = str(latest["path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SyncError(f"{pointer}: not readable as a pointer to an adapter: {error}") from error
+    if not name.isdigit():
+        raise SyncError(f"{pointer}: path {name!r} leaves the directory; expected a version number")
+    return verify(root / name)
+
+
+def verify(path: Path) -> Publication:
+    """Check sizes and digests of a published version. Raises SyncError naming the file."""
+    manifest = _read_manifest(path)
+    for name in (WEIGHTS, CONFIG):
+        expected = manifest["files"][name]
+        try:
+            content = (path / name).read_bytes()
+        except OSError as error:
+            raise SyncError(f"{path / name}: named by the manifest, but {error}") from error
+        found = hashlib.sha256(content).hexdigest()
+        if found != expected["sha256"]:
+            raise SyncError(
+                f"{path / name}: {len(content)} bytes with sha256 {found[:12]}; the manifest says "
+                f"{expected['bytes']} bytes with {expected['sha256'][:12]}. The file was changed "
+                "or cut after it was published."
+            )
+    return Publication(
+        manifest["version"],
+        str(path),
+        manifest["files"][WEIGHTS]["sha256"],
+        manifest["num_tensors"],
+    )
+
+
+def retire(root: Path, keep: int, in_use: set[int]) -> list[int]:
+    """Delete all but the newest `keep` versions, never one that an engine still serves."""
+    versions = sorted(int(p.name) for p in root.iterdir() if p.name.isdigit())
+    old = [v for v in versions[: max(0, len(versions) - keep)] if v not in in_use]
+    for version in old:
+        # Renamed first: a reader never finds a version that is half deleted.
+        doomed = root / f".tmp-retired-{version}-{uuid.uuid4().hex}"
+        (root / str(version)).rename(doomed)
+        shutil.rmtree(doomed)
+    return old
+
+
+def forget_after(root: Path, version: int) -> None:
+    """Remove versions newer than `version`: a resumed run makes them again."""
+    for path in root.iterdir() if root.is_dir() else ():
+        if path.name.startswith(".tmp-"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        elif path.name.isdigit() and int(path.name) > version:
+            doomed = root / f".tmp-retired-{path.name}-{uuid.uuid4().hex}"
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def _read_manifest(path: Path) -> dict:
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except (OSError, ValueError) as error:
+        raise SyncError(f"{path / MANIFEST}: not readable: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise SyncError(
+            f"{path / MANIFEST}: format {manifest.get('format')!r}; this version reads {FORMAT}"
+        )
+    return manifest
+
+
+def _json(value: Mapping) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True).encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

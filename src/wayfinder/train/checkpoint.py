@@ -1,0 +1,147 @@
+"""Files of a checkpoint: adapter in PEFT's form, AdamW's moments, and the state of the run.
+
+step_<n>/adapter_model.safetensors, adapter_config.json
+step_<n>/optimizer.safetensors, optimizer.json
+step_<n>/state.json
+step_<n>/COMMITTED            written last: without it the directory is not a checkpoint
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from wayfinder.errors import CheckpointError
+
+FORMAT = 1
+COMMITTED = "COMMITTED"
+STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed checkpoint and the state of the run in it."""
+
+    path: Path
+    step: int
+    state: dict
+
+
+def save_policy(
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    config: Mapping,
+    moments: Mapping[str, Tensor],
+    counts: Mapping[str, float],
+) -> None:
+    """What rank 0 writes."""
+    save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    (directory / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
+    save_file(dict(moments), directory / "optimizer.safetensors")
+    (directory / "optimizer.json").write_text(json.dumps(counts, indent=1, sort_keys=True))
+
+
+def load_optimizer(directory: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
+    return (
+        load_file(directory / "optimizer.safetensors"),
+        json.loads((directory / "optimizer.json").read_text()),
+    )
+
+
+def begin(root: Path, step: int) -> Path:
+    """A temporary directory beside the checkpoint of `step`, to be filled and then committed."""
+    temporary = root / f".tmp-step_{step}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def commit(temporary: Path, step: int, state: Mapping, keep: int) -> Path:
+    """Write the run's state and the digests of all files, fsync, rename; drop old checkpoints."""
+    root = temporary.parent
+    target = root / f"step_{step}"
+    (temporary / STATE).write_text(json.dumps(state, indent=1, sort_keys=True))
+    files = {p.name: _digest(p) for p in sorted(temporary.iterdir())}
+    (temporary / COMMITTED).write_text(
+        json.dumps({"format": FORMAT, "step": step, "sha256": files}, indent=1)
+    )
+    for path in [*temporary.iterdir(), temporary]:
+        _fsync(path)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+    _fsync(root)
+    for old in _committed(root)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint below `root`, and what was wrong with newer ones.
+
+    Raises CheckpointError when there are checkpoints and none is sound: a run never starts afresh
+    in silence.
+    """
+    problems: list[str] = []
+    candidates = _committed(root)
+    for path in reversed(candidates):
+        try:
+            return read(path), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    if candidates:
+        raise CheckpointError(
+            f"{root}: no checkpoint can be used:\n  "
+            + "\n  ".join(problems)
+            + "\nRestore one, or start in another directory (run.on_existing=new)."
+        )
+    return None, problems
+
+
+def read(path: Path) -> Checkpoint:
+    """Verify every file of a committed checkpoint and read its state."""
+    try:
+        mark = json.loads((path / COMMITTED).read_bytes())
+        if mark.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{path}: format {mark.get('format')!r}; this version reads format {FORMAT}"
+            )
+        for name, expected in mark["sha256"].items():
+            if "/" in name or name.startswith("."):
+                raise CheckpointError(f"{path / COMMITTED}: file name {name!r} is not allowed")
+            if _digest(path / name) != expected:
+                raise CheckpointError(f"{path / name}: its content is not what was committed")
+        return Checkpoint(path, int(mark["step"]), json.loads((path / STATE).read_bytes()))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path}: not readable as a checkpoint: {error}") from error
+
+
+def _committed(root: Path) -> list[Path]:
+    found = [
+        path
+        for path in root.glob("step_*")
+        if path.name.removeprefix("step_").isdigit() and (path / COMMITTED).exists()
+    ]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
