@@ -1,0 +1,59 @@
+"""Hydra entry: compose, check, dispatch. Nothing heavy is imported before a job is known to be fit.
+
+Exit codes: 0 done, 1 failed, 2 refused before anything started, 130 or 143 interrupted (SIGINT or
+SIGTERM). An interrupted or failed run goes on when its command is repeated.
+"""
+
+import signal
+import sys
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from wayfinder.config.load import check_command, load_config, register_schema
+from wayfinder.errors import ConfigError, WayfinderError
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: DictConfig) -> float:
+    """Run one job and return its solve rate, which sweepers optimise."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    job = HydraConfig.get()
+    try:
+        config = load_config(cfg)
+        if config.task == "sft":
+            from wayfinder.prepare import prepare as task
+        elif config.task == "evaluate":
+            from wayfinder.loop import evaluate as task
+        else:
+            from wayfinder.loop import train as task
+        return task(config, list(job.overrides.task))
+    except KeyboardInterrupt as stop:
+        print("interrupted; repeat the command to go on", file=sys.stderr)
+        sys.exit(143 if stop.args else 130)
+    except WayfinderError as error:
+        code = _refuse(error)
+        if job.mode is RunMode.MULTIRUN:  # Hydra notes the failed job and starts the others.
+            raise CompactHydraException(str(error)) from error
+        sys.exit(code)
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt(signum)
+
+
+def _refuse(error: WayfinderError) -> int:
+    print(error, file=sys.stderr)
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+if __name__ == "__main__":
+    register_schema()
+    try:
+        check_command(sys.argv[1:])
+    except ConfigError as error:
+        sys.exit(_refuse(error))
+    main()

@@ -1,0 +1,170 @@
+"""Where the directories of a configuration lie, and whether they can serve.
+
+A relative path is looked up from the working directory, then from the repository root, so that the
+shipped start is found from anywhere. Paths in the configuration stay as they were given: a resolved
+one would change from node to node and make the same run look like another.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from wayfinder.config.schema import Config, Device
+from wayfinder.config.violation import Violation
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def locate(path: str) -> Path:
+    """The absolute path that a relative or absolute path of the configuration names."""
+    given = Path(path).expanduser()
+    if given.is_absolute() or given.exists():
+        return given.absolute()
+    in_repository = REPOSITORY / given
+    return in_repository if in_repository.exists() else given.absolute()
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether `path` names a model of a hub rather than a directory.
+
+    `org/name` is one unless something of that name, or a directory `org`, lies here.
+    """
+    first = path.partition("/")[0]
+    return (
+        _HUB_ID.fullmatch(path) is not None
+        and not locate(path).exists()
+        and not locate(first).exists()
+    )
+
+
+def model_source(path: str) -> str:
+    """`model.path` as loaders take it: a hub id as it is, else an absolute directory."""
+    return path if is_hub_id(path) else str(locate(path))
+
+
+def model_directory_is_complete(config: Config) -> Iterator[Violation]:
+    path = config.model.path
+    if is_hub_id(path):
+        return
+    directory = locate(path)
+    key = "model.path"
+    if not directory.is_dir():
+        yield Violation(
+            key,
+            "a model directory, or a hub id such as org/name",
+            path,
+            f"There is no directory {directory}: set model.path=<directory>, or make one for the "
+            "tiny model with `python run.py +experiment=maze_easy_sft`",
+        )
+        return
+    for what, patterns in (
+        ("config.json", ("config.json",)),
+        ("weights (*.safetensors)", ("*.safetensors",)),
+        ("a tokenizer (tokenizer.json)", ("tokenizer.json", "vocab.json")),
+        (
+            "an image processor (preprocessor_config.json)",
+            ("preprocessor_config.json", "processor_config.json"),
+        ),
+    ):
+        if not any(any(directory.glob(pattern)) for pattern in patterns):
+            yield Violation(
+                key,
+                f"a directory that holds {what}",
+                path,
+                f"{directory} lacks it: set model.path to a complete Hugging Face model directory",
+            )
+
+
+def starting_adapter_fits_the_lora_settings(config: Config) -> Iterator[Violation]:
+    path, lora = config.model.adapter, config.model.lora
+    if path is None:
+        return
+    key = "model.adapter"
+    file = locate(path) / "adapter_config.json"
+    try:
+        saved = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        yield Violation(
+            key,
+            "a directory with a readable adapter_config.json",
+            path,
+            f"{file}: {error}. Set model.adapter=<directory of a LoRA adapter>, or null",
+        )
+        return
+    if not any(file.parent.glob("adapter_model.safetensors")):
+        yield Violation(
+            key,
+            "a directory with adapter_model.safetensors",
+            path,
+            f"{file.parent} lacks it: set model.adapter=<directory of a LoRA adapter>, or null",
+        )
+    targets = saved.get("target_modules")
+    if isinstance(targets, list):
+        targets = sorted({name.rpartition(".")[2] for name in targets})
+    pairs = (
+        ("rank", "r", lora.rank, saved.get("r")),
+        ("alpha", "lora_alpha", lora.alpha, saved.get("lora_alpha")),
+        ("rslora", "use_rslora", lora.rslora, bool(saved.get("use_rslora", False))),
+        ("targets", "target_modules", sorted(set(lora.targets)), targets),
+    )
+    for name, saved_name, wanted, found in pairs:
+        if wanted != found:
+            value = f"[{','.join(found)}]" if isinstance(found, list) else found
+            yield Violation(
+                f"model.lora.{name}",
+                f"{value}, the {saved_name} of the adapter at {path}",
+                wanted,
+                f"Set model.lora.{name}={value}, or model.adapter=null to start a new adapter",
+            )
+    extras = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias")
+    for name in (extra for extra in extras if saved.get(extra)):
+        yield Violation(
+            key,
+            f"an adapter without {name}",
+            path,
+            "The engine and the trainer would apply it differently: use a plain LoRA adapter",
+        )
+
+
+def directories_can_be_written(config: Config) -> Iterator[Violation]:
+    for key, path in (("paths.root", config.paths.root), ("sync.dir", config.sync.dir)):
+        if path is None:
+            continue
+        problem = _why_not_writable(Path(path).expanduser().absolute())
+        if problem:
+            yield Violation(
+                key,
+                "a directory that exists or can be made, and written into",
+                path,
+                f"{problem}: set {key}=<a writable directory>",
+            )
+
+
+def a_gpu_is_here_when_one_is_asked_for(config: Config) -> Iterator[Violation]:
+    # With an address the GPUs are on other machines; Ray knows them, we do not.
+    if config.cluster.device is not Device.cuda or config.cluster.address is not None:
+        return
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
+        yield Violation(
+            "cluster.device",
+            "cpu, because this machine shows no GPU",
+            str(config.cluster.device),
+            "Set cluster=laptop, or cluster.address=auto to join a cluster that has GPUs",
+        )
+
+
+def _why_not_writable(directory: Path) -> str | None:
+    """Try to write at the nearest existing ancestor; leaves nothing behind."""
+    ancestor = directory
+    while not ancestor.exists() and ancestor != ancestor.parent:
+        ancestor = ancestor.parent
+    try:
+        with tempfile.TemporaryDirectory(prefix=".wayfinder-probe-", dir=ancestor):
+            return None
+    except OSError as error:
+        return f"{ancestor} cannot be written ({error.strerror})"

