@@ -79,6 +79,11 @@ class LossSpec:
     def has_kl_loss(self) -> bool:
         return self.kl_coef > 0 and self.kl_placement is KlPlacement.loss
 
+    @property
+    def is_sequence_level(self) -> bool:
+        """A token's loss depends on the other tokens of its episode."""
+        return self.loss is LossKind.gspo or self.importance.is_sequence_level
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossInputs:
