@@ -91,8 +91,6 @@ class StageConfig:
     """Largest norm of the gradient."""
     report_every: int = 1600
     """Examples between two lines of the log."""
-    probe_every: int = 0
-    """Examples between two measurements of the solve rate; 0 for none."""
 
 
 @dataclass
@@ -136,28 +134,26 @@ class SftConfig:
     situations: SituationConfig = field(default_factory=SituationConfig)
     """How the situations of every stage are drawn."""
     vision: StageConfig = field(
-        default_factory=lambda: StageConfig(examples=60_000, muon_learning_rate=3e-3)
+        default_factory=lambda: StageConfig(examples=84_000, muon_learning_rate=3e-3)
     )
     """Stage 1: the tower learns each cell's kind and its way to the target."""
-    vision_telling_examples: int = 40_000
+    vision_telling_examples: int = 60_000
     """First examples of stage 1 that show only the cells in which mazes differ: half the cost."""
-    clean: StageConfig = field(default_factory=lambda: StageConfig(examples=26_000))
+    clean: StageConfig = field(default_factory=lambda: StageConfig(examples=20_000))
     """Stage 2: the text model imitates the solver; the tower is frozen from here on."""
     sloppy: StageConfig = field(
         default_factory=lambda: StageConfig(
-            examples=6_400,
-            learning_rate=5e-4,
-            warmup_examples=640,
-            report_every=640,
-            probe_every=640,
+            examples=5_120, learning_rate=2e-4, warmup_examples=640, report_every=640
         )
     )
-    """Stage 3: the text model imitates a sloppy demonstrator; the best probe is kept."""
+    """Stage 3: the text model imitates a sloppy demonstrator."""
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     """How the sloppy demonstrator errs."""
     target_solve_rate: float = 0.4375
     """Solve rate that the start should have on the evaluation mazes: 28 of 64."""
+    blend_probes: int = 6
+    """Measurements with which the blend of clean and sloppy weights is searched for."""
     probe_repeats: int = 4
-    """Episodes of each evaluation maze in a probe."""
+    """Episodes of each evaluation maze in one of these measurements."""
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     """How solve rates are measured."""

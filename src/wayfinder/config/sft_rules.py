@@ -29,8 +29,8 @@ BOUNDS = (
             above(f"sft.{stage}.clip_norm", 0, 1),
         )
     ),
-    # The probe decides which weights of the last stage are kept.
-    at_least("sft.sloppy.probe_every", 1, 640),
+    at_least("sft.vision_telling_examples", 0, 0),
+    at_least("sft.blend_probes", 1, 6),
     at_least("sft.probe_repeats", 1, 4),
     share("sft.target_solve_rate", 0.4375),
     at_least("sft.threads", 1, 2),

@@ -217,7 +217,12 @@ def _device_arguments(spec: EngineSpec) -> dict:
     # CPU, waits for work by spinning, on the very cores that compute.
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    return {"distributed_executor_backend": UniProcExecutor}
+    return {
+        "distributed_executor_backend": UniProcExecutor,
+        # A prompt goes in whole: after a part of one, vLLM 0.32 winds the request's random generator
+        # back, which a CPU generator cannot do, and the engine dies of it.
+        "enable_chunked_prefill": False,
+    }
 
 
 def _set_environment(spec: EngineSpec) -> None:

@@ -323,7 +323,8 @@ class PolicyRank:
         return log_ratio / np.maximum(mini.sequence_length, 1), mismatch
 
     def _check_mismatch(self, mismatch: MismatchSums) -> None:
-        worst = mismatch.maximum.max().to(self._device)
+        # Gloo's MAX loses a NaN that is not rank 0's; infinity survives it and stops the run too.
+        worst = mismatch.maximum.max().nan_to_num(math.inf, math.inf).to(self._device)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         if not float(worst) <= self._mismatch_stop:
             raise MismatchError(

@@ -1,0 +1,247 @@
+"""Gradients and state of policy ranks, against one process with transformers and PEFT alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.ranks import make_samples, mini_batch, run_on_ranks
+from wayfinder.algo.loss import LossSpec
+from wayfinder.algo.reduce import token_weights
+from wayfinder.chat.vision import BANNED_BIAS, VisionProcessor, load_processor
+from wayfinder.train.model import PolicySpec, adapter_tensors, load_policy
+from wayfinder.train.step import OptimizerSpec, PolicyRank
+from wayfinder.types import MicroBatch
+
+TEMPERATURE = 0.7
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+OPTIMIZER = OptimizerSpec(1e-3, 0.9, 0.95, 1e-8, 0.0, 0.0)
+# Plain policy gradient, KL and entropy at once: all three terms go through the one reduction.
+LOSS = LossSpec(
+    loss="reinforce",
+    clip_low=0.2,
+    clip_high=0.28,
+    kl_coef=0.05,
+    kl_kind="k2",
+    entropy_coef=0.01,
+    importance="token",
+    importance_cap=2.0,
+)
+SPLITS = {
+    "together": [[[0, 1, 2, 3, 4, 5]]],
+    "alone": [[[0], [1], [2], [3], [4], [5]]],
+    "uneven": [[[5, 0], [3], [2, 1, 4]]],
+    "two ranks": [[[0, 1], [2]], [[5, 3], [4]]],
+    "two ranks, one idle": [[[0, 1], [2, 3, 4, 5]], [[], []]],
+    "three ranks": [[[2]], [[0, 5, 1]], [[3, 4]]],
+}
+
+
+def policy_spec(model: str, **changes) -> PolicySpec:
+    values = {
+        "model": model,
+        "dtype": "float32",
+        "attention": "sdpa",
+        "gradient_checkpointing": False,
+        "lora_rank": 4,
+        "lora_alpha": 8,
+        "rslora": False,
+        "lora_targets": TARGETS,
+        "adapter": None,
+        "temperature": TEMPERATURE,
+        "seed": 3,
+    }
+    return PolicySpec(**values | changes)
+
+
+def nonzero_adapter(model: str) -> dict[str, torch.Tensor]:
+    """Adapter tensors without the zeros that PEFT starts from, which would hide any mistake."""
+    policy = load_policy(policy_spec(model), ())
+    shapes = adapter_tensors(dict(policy.named_parameters()))
+    generator = torch.Generator().manual_seed(11)
+    return {
+        name: 0.05 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in shapes.items()
+    }
+
+
+class _Recording(PolicyRank):
+    """Keeps the gradients that the optimizer would see."""
+
+    def _clip(self) -> float:
+        self.gradients = {
+            name: parameter.grad.full_tensor().clone()
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        }
+        return super()._clip()
+
+
+def rank_gradients(rank: int, model: str, split: list, adapter: dict, checkpointing: bool) -> dict:
+    samples, frames = make_samples(load_processor(model))
+    weights = token_weights([s.num_loss_tokens for s in samples], "token_mean")
+    ranks = _Recording(
+        policy_spec(model, gradient_checkpointing=checkpointing), LOSS, OPTIMIZER, "cpu", 1e9
+    )
+    ranks.load_adapter_state(adapter)
+    own = [[samples[i] for i in batch] for batch in split[rank]]
+    ranks.update(
+        [mini_batch(own, samples, weights.per_sequence, weights.global_denominator)], frames, 1e-3
+    )
+    return {name: g.numpy() for name, g in ranks.gradients.items()}
+
+
+def reference_gradients(model: str, adapter: dict) -> dict[str, np.ndarray]:
+    """One sample at a time through transformers' own forward, loss written out."""
+    policy = load_policy(policy_spec(model), ())
+    parameters = dict(policy.named_parameters())
+    for name, tensor in adapter.items():
+        live = f"wrapped.{name}".replace(".weight", ".default.weight")
+        parameters[live].data.copy_(tensor)
+    processor = load_processor(model)
+    vision = VisionProcessor(processor)
+    samples, frames = make_samples(processor)
+    batch = mini_batch([], samples, np.ones(len(samples)), 1.0)
+    tokens = sum(s.num_loss_tokens for s in samples)
+    total = torch.zeros(())
+    for sample in samples:
+        logprobs, entropies = _forward(policy.wrapped, vision, sample, frames)
+        with torch.no_grad(), policy.wrapped.disable_adapter():
+            reference, _ = _forward(policy.wrapped, vision, sample, frames)
+        behavior = torch.from_numpy(sample.behavior_logprobs[sample.loss_mask])
+        weight = (logprobs.detach() - behavior).exp().clamp(max=2.0)
+        ratio = (logprobs - logprobs.detach()).exp()
+        loss = -weight * batch.advantages[sample.episode] * ratio
+        loss = loss + 0.05 * 0.5 * (logprobs - reference) ** 2 - 0.01 * entropies
+        total = total + loss.sum() / tokens
+    total.backward()
+    return {n: p.grad.numpy() for n, p in policy.named_parameters() if p.requires_grad}
+
+
+def _forward(wrapped, vision, sample, frames):
+    ids = torch.from_numpy(sample.ids)[None]
+    pixels, grids = vision.patches([frames[name] for name in sample.frames])
+    logits = wrapped(
+        input_ids=ids,
+        pixel_values=pixels,
+        image_grid_thw=grids,
+        mm_token_type_ids=(ids == vision.tokens.image_pad).int(),
+        use_cache=False,
+    ).logits[0]
+    logits[:, list(vision.tokens.banned)] += BANNED_BIAS
+    logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
+    where = torch.from_numpy(np.flatnonzero(sample.loss_mask))
+    rows = logprobs[where - 1]
+    chosen = rows.gather(1, ids[0, where, None])[:, 0]
+    return chosen, -(rows.exp() * rows).sum(-1)
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model: Path):
+    adapter = nonzero_adapter(str(tiny_model))
+    return adapter, reference_gradients(str(tiny_model), adapter)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
+def test_gradient_is_that_of_one_process_for_any_split(tiny_model, reference, split, tmp_path):
+    adapter, expected = reference
+    plan = SPLITS[split]
+    results = run_on_ranks(
+        len(plan), rank_gradients, (str(tiny_model), plan, adapter, False), tmp_path
+    )
+    for gradients in results:
+        assert gradients.keys() == expected.keys()
+        for name, value in expected.items():
+            scale = np.abs(value).max()
+            assert scale > 0, f"{name} has no gradient: the check would compare nothing"
+            np.testing.assert_allclose(gradients[name], value, rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.slow
+def test_gradient_checkpointing_changes_nothing(tiny_model, reference, tmp_path):
+    adapter, expected = reference
+    (gradients,) = run_on_ranks(
+        1, rank_gradients, (str(tiny_model), SPLITS["together"], adapter, True), tmp_path
+    )
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            gradients[name], value, rtol=1e-4, atol=1e-5 * np.abs(value).max()
+        )
+
+
+def round_trip(rank: int, model: str, directory: str, adapter: dict) -> list[float]:
+    """Two updates, save, two more; against load and the same two more: distances of the ends."""
+    from safetensors.torch import load_file
+
+    from wayfinder.train.checkpoint import load_optimizer, save_policy
+
+    samples, frames = make_samples(load_processor(model))
+    weights = token_weights([s.num_loss_tokens for s in samples], "token_mean")
+    own = [[samples[0], samples[1]], [samples[2]]] if rank == 0 else [[samples[3]], []]
+    batch = mini_batch(own, samples, weights.per_sequence, weights.global_denominator)
+
+    def ranks(seed: int) -> PolicyRank:
+        return PolicyRank(policy_spec(model, seed=seed), LOSS, OPTIMIZER, "cpu", 1e9)
+
+    first = ranks(3)
+    first.load_adapter_state(adapter)
+    for _ in range(2):
+        first.update([batch], frames, 1e-3)
+    tensors, config = first.adapter_state()
+    moments, counts = first.optimizer_state()
+    if rank == 0:
+        save_policy(Path(directory), tensors, config, moments, counts)
+    torch.distributed.barrier()
+    second = ranks(99)  # other random weights: what is not restored cannot pass
+    second.load_adapter_state(load_file(Path(directory) / "adapter_model.safetensors"))
+    second.load_optimizer_state(*load_optimizer(Path(directory)))
+    ends = []
+    for policy in (first, second):
+        for _ in range(2):
+            policy.update([batch], frames, 1e-3)
+        ends.append(policy.adapter_state()[0])
+    return [float((ends[0][name] - ends[1][name]).abs().max()) for name in ends[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_saved_and_loaded_ranks_go_on_as_if_nothing_happened(tiny_model, world, tmp_path):
+    adapter = nonzero_adapter(str(tiny_model))
+    distances = run_on_ranks(
+        world, round_trip, (str(tiny_model), str(tmp_path), adapter), tmp_path
+    )[0]
+    assert distances
+    assert max(distances) == 0.0
+
+
+def reference_logprobs(rank: int, model: str, adapter_dir: str) -> tuple[float, float]:
+    """Sum of log(policy / reference) at the start, and after one update."""
+    samples, frames = make_samples(load_processor(model))
+    weights = token_weights([s.num_loss_tokens for s in samples], "token_mean")
+    policy = PolicyRank(policy_spec(model, adapter=adapter_dir), LOSS, OPTIMIZER, "cpu", 1e9)
+    batches = [MicroBatch(tuple(samples))]
+    start = float(np.abs(policy.score(batches, frames, 6)).max())
+    batch = mini_batch([samples], samples, weights.per_sequence, weights.global_denominator)
+    policy.update([batch], frames, 1e-3)
+    return start, float(np.abs(policy.score(batches, frames, 6)).max())
+
+
+@pytest.mark.slow
+def test_reference_of_a_start_from_an_adapter_is_that_adapter(tiny_model, tmp_path):
+    import json
+
+    from safetensors.torch import save_file
+
+    from wayfinder.train.model import adapter_config
+
+    model = str(tiny_model)
+    save_file(nonzero_adapter(model), tmp_path / "adapter_model.safetensors")
+    config = adapter_config(load_policy(policy_spec(model), ()), model)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    ((start, later),) = run_on_ranks(1, reference_logprobs, (model, str(tmp_path)), tmp_path)
+    assert start == 0.0
+    assert later > 1e-3

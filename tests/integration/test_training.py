@@ -1,0 +1,166 @@
+"""The main job, small, with every component real: run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from wayfinder.record.episodes import latest_episodes, read_episodes
+from wayfinder.record.metrics import read_metrics
+from wayfinder.runtime.adapter_sync import read_latest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "+experiment=maze_easy",
+    "steps=2",
+    "eval.tasks=8",
+    "eval.unseen_tasks=0",
+    "eval.final_greedy=false",
+    "algorithm.tasks_per_step=4",
+    "algorithm.group_size=4",
+    "env.max_turns=20",
+]
+
+
+def command(root: Path, name: str, *extra: str) -> list[str]:
+    return [sys.executable, "run.py", *SMALL, f"paths.root={root}", f"run.name={name}", *extra]
+
+
+def run(root: Path, name: str, *extra: str, expect: int = 0) -> str:
+    done = subprocess.run(
+        command(root, name, *extra),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def figures(directory: Path) -> list[dict]:
+    """Metrics without what a clock says."""
+    clocks = ("time", "elapsed_s")
+    return [
+        {
+            key: value
+            for key, value in line.items()
+            if key not in clocks and not key.startswith(("time/", "throughput/"))
+        }
+        for line in read_metrics(directory / "metrics.jsonl")
+    ]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def first(root) -> str:
+    return run(root, "first")
+
+
+def test_a_run_leaves_what_it_promises(first, root):
+    directory = root / "first"
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["steps"] == 2
+    assert 0 <= summary["solve_rate_first"] <= 1
+    assert summary["peak_memory_bytes"] > 2**30
+    assert summary["wall_s"] > 0
+    assert summary["versions"]["torch"]
+    assert "step 1/2 solve " in first
+    assert "step 2/2 solve " in first
+    assert "eval step 0/2 eval/all/pass_at_1 " in first
+    assert (directory / "picture.png").stat().st_size > 10_000
+    assert list((directory / "wandb").glob("offline-run-*/*.wandb"))
+    episodes = read_episodes(latest_episodes(directory))
+    assert [e.task.seed for e in episodes] == list(range(8))
+    lines = read_metrics(directory / "metrics.jsonl")
+    assert max(line.get("mismatch/abs_logprob_diff_max", 0) for line in lines) < 1e-3
+    assert any(line.get("mismatch/abs_logprob_diff_max", 0) > 0 for line in lines)
+    assert read_latest(directory / "adapters").version == 2
+    assert (directory / "checkpoints" / "step_2" / "COMMITTED").exists()
+
+
+def test_the_same_command_gives_the_same_figures(first, root):
+    run(root, "second")
+    assert figures(root / "first") == figures(root / "second")
+    for name in ("adapters/2/adapter_model.safetensors", "episodes/eval_step_000002.jsonl"):
+        assert (root / "first" / name).read_bytes() == (root / "second" / name).read_bytes()
+
+
+def test_two_ranks_and_two_engines(first, root):
+    run(root, "two", "cluster.slots=2")
+    one, two = figures(root / "first"), figures(root / "two")
+    assert [line["step"] for line in one] == [line["step"] for line in two]
+    assert two[-1]["mismatch/abs_logprob_diff_max"] < 1e-3
+    engines = {e.engine for e in read_episodes(latest_episodes(root / "two"))}
+    assert engines == {0, 1}
+    # Sums are in another order, so a sampled token may differ; the first step's figures may not.
+    for key in ("train/grad_norm", "train/policy_loss", "train/entropy"):
+        assert two[1][key] == pytest.approx(one[1][key], rel=1e-3, abs=1e-6), key
+
+
+def test_repeating_a_finished_command_returns_its_result(first, root):
+    before = (root / "first" / "metrics.jsonl").read_bytes()
+    began = time.monotonic()
+    assert "finished already" in run(root, "first")
+    assert time.monotonic() - began < 60
+    assert (root / "first" / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_config_for_the_same_directory_is_refused(first, root):
+    output = run(root, "first", "algorithm.kl_coef=0.01", expect=1)
+    assert "algorithm.kl_coef: 0.0 -> 0.01" in output
+
+
+def test_an_interrupted_run_goes_on_and_ends_the_same(first, root):
+    """SIGTERM after the first step: exit code, truthful summary, nothing left running; the same
+    command then ends in the same adapter."""
+    extra = ["checkpoint.interval=1"]
+    process = subprocess.Popen(
+        command(root, "stopped", *extra), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if line.startswith("step 1/2"):
+            break
+    # The checkpoint of step 1 follows its line.
+    while not (root / "stopped/checkpoints/step_1/COMMITTED").exists():
+        time.sleep(0.05)
+        assert process.poll() is None
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGTERM)
+    process.stdout.read()
+    assert process.wait(120) == 143
+    gone, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+    assert len(gone) > 3
+    summary = json.loads((root / "stopped" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+
+    run(root, "stopped", *extra)
+    assert json.loads((root / "stopped" / "summary.json").read_text())["status"] == "finished"
+    assert figures(root / "stopped") == figures(root / "first")
+    weights = "adapters/2/adapter_model.safetensors"
+    assert (root / "stopped" / weights).read_bytes() == (root / "first" / weights).read_bytes()
+    events = (root / "stopped" / "events.log").read_text()
+    assert "resumed at step 1" in events
+
+
+def test_evaluation_alone_measures_the_start(first, root):
+    run(root, "alone", "task=evaluate")
+    (line,) = read_metrics(root / "alone" / "metrics.jsonl")
+    start = read_metrics(root / "first" / "metrics.jsonl")[0]
+    assert line["eval/solve_rate"] == start["eval/solve_rate"]
