@@ -109,7 +109,7 @@ def test_a_version_is_never_rewritten(tmp_path):
     assert (tmp_path / "0" / WEIGHTS).stat().st_mtime_ns == before.st_mtime_ns
     assert (tmp_path / "0" / WEIGHTS).stat().st_ino == before.st_ino
     assert read_latest(tmp_path) == first
-    with pytest.raises(SyncError, match=r"0: this version is published with other weights"):
+    with pytest.raises(SyncError, match=r"0: this version is published with other content"):
         put(tmp_path, 0, adapter(9))
     assert read_latest(tmp_path) == first
     assert names(tmp_path) == ["0", "1", LATEST]
@@ -268,3 +268,11 @@ def test_a_killed_writer_leaves_a_sound_version_behind(tmp_path):
         assert names(tmp_path) == sorted([*map(str, range(last + 2)), LATEST])
     assert versions == sorted(versions)
     assert interrupted > 0, "no kill hit a write: the test shows nothing"
+
+
+def test_a_manifest_that_was_changed_is_found(tmp_path):
+    """Figures in it that no digest covers: the pointer holds the digest of the manifest itself."""
+    put(tmp_path, 0)
+    edit_json(tmp_path / "0" / MANIFEST, num_tensors=10_000)
+    with pytest.raises(SyncError, match=rf"{MANIFEST}: sha256 .* says"):
+        read_latest(tmp_path)

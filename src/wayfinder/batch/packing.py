@@ -17,7 +17,7 @@ def plan_micro_batches(
     """
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be positive, not {num_ranks}")
-    duplicates: dict[tuple[bytes, tuple[str, ...]], list[Sample]] = {}
+    duplicates: dict[tuple[bytes, tuple[str, ...], bytes], list[Sample]] = {}
     for sample in samples:
         duplicates.setdefault(sample_key(sample), []).append(sample)
     # A stable sort: equal lengths keep the order of the episodes, which keeps a maze together.

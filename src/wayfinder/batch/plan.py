@@ -10,7 +10,7 @@ import numpy as np
 from wayfinder.algo.advantage import advantages
 from wayfinder.algo.filters import count_signals, group_signal, select
 from wayfinder.algo.reduce import token_weights
-from wayfinder.batch.packing import plan_micro_batches
+from wayfinder.batch.packing import plan_micro_batches, sample_key
 from wayfinder.batch.samples import episode_samples
 from wayfinder.types import Episode, Group, MicroBatch, Sample
 
@@ -112,7 +112,7 @@ def update_plan(
         plan = plan_micro_batches(samples, spec.num_ranks, spec.micro_batch_tokens)
         num_samples += len(samples)
         num_tokens += sum(len(s.ids) for s in samples)
-        num_unique += len({(s.ids.tobytes(), s.frames) for s in samples})
+        num_unique += len({sample_key(s) for s in samples})
         for rank, micro_batches in enumerate(plan):
             per_rank[rank].append(
                 MiniBatch(

@@ -219,7 +219,7 @@ def _device_arguments(spec: EngineSpec) -> dict:
 
     return {
         "distributed_executor_backend": UniProcExecutor,
-        # A prompt goes in whole: after a part of one, vLLM 0.32 winds the request's random generator
+        # Prompts go in whole: after a part of one, vLLM 0.32 winds a request's random generator
         # back, which a CPU generator cannot do, and the engine dies of it.
         "enable_chunked_prefill": False,
     }

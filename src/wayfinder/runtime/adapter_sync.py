@@ -16,7 +16,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import save as safetensors_bytes
@@ -81,9 +81,9 @@ def publish(
     try:
         root.mkdir(parents=True, exist_ok=True)
         if target.exists():
-            if _read_manifest(target)["files"][WEIGHTS]["sha256"] != digest:
+            if _read_manifest(target)["files"] != manifest["files"]:
                 raise SyncError(
-                    f"{target}: this version is published with other weights; versions are never "
+                    f"{target}: this version is published with other content; versions are never "
                     "rewritten. Use a fresh sync.dir for each run."
                 )
         else:
@@ -96,7 +96,8 @@ def publish(
             _sync_directory(root)
         publication = Publication(version, str(target), digest, len(tensors))
         pointer = root / f".tmp-{LATEST}-{uuid.uuid4().hex}"
-        _write(pointer, _json(asdict(publication) | {"path": str(version)}))
+        named = hashlib.sha256((target / MANIFEST).read_bytes()).hexdigest()
+        _write(pointer, _json({"path": str(version), "manifest_sha256": named}))
         os.replace(pointer, root / LATEST)
         _sync_directory(root)
     except OSError as error:
@@ -111,36 +112,57 @@ def read_latest(root: Path) -> Publication:
     pointer = root / LATEST
     try:
         latest = json.loads(pointer.read_bytes())
-        name = str(latest["path"])
+        name, digest = str(latest["path"]), latest["manifest_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SyncError(f"{pointer}: not readable as a pointer to an adapter: {error}") from error
     if not name.isdigit():
         raise SyncError(f"{pointer}: path {name!r} leaves the directory; expected a version number")
-    return verify(root / name)
+    path = root / name
+    publication = verify(path)
+    found = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+    if found != digest:
+        raise SyncError(
+            f"{path / MANIFEST}: sha256 {found[:12]}; {LATEST} says {str(digest)[:12]}. The file "
+            "was changed after it was published."
+        )
+    return publication
 
 
 def verify(path: Path) -> Publication:
     """Check sizes and digests of a published version. Raises SyncError naming the file."""
     manifest = _read_manifest(path)
     for name in (WEIGHTS, CONFIG):
-        expected = manifest["files"][name]
+        expected = _entry(manifest, path, "files", name)
         try:
             content = (path / name).read_bytes()
         except OSError as error:
             raise SyncError(f"{path / name}: named by the manifest, but {error}") from error
         found = hashlib.sha256(content).hexdigest()
-        if found != expected["sha256"]:
+        if found != _entry(expected, path, "sha256"):
             raise SyncError(
                 f"{path / name}: {len(content)} bytes with sha256 {found[:12]}; the manifest says "
-                f"{expected['bytes']} bytes with {expected['sha256'][:12]}. The file was changed "
-                "or cut after it was published."
+                f"{expected.get('bytes')} bytes with {str(expected['sha256'])[:12]}. The file was "
+                "changed or cut after it was published."
             )
+    if str(_entry(manifest, path, "version")) != path.name:
+        raise SyncError(
+            f"{path / MANIFEST}: version {manifest['version']!r}, but the directory is {path.name}"
+        )
     return Publication(
         manifest["version"],
         str(path),
         manifest["files"][WEIGHTS]["sha256"],
-        manifest["num_tensors"],
+        _entry(manifest, path, "num_tensors"),
     )
+
+
+def _entry(record: object, path: Path, *keys: str):
+    """`record[key][key]...` of a manifest whose content nobody vouches for."""
+    for key in keys:
+        if not isinstance(record, dict) or key not in record:
+            raise SyncError(f"{path / MANIFEST}: no entry {'.'.join(keys)}")
+        record = record[key]
+    return record
 
 
 def retire(root: Path, keep: int, in_use: set[int]) -> list[int]:
@@ -174,10 +196,9 @@ def _read_manifest(path: Path) -> dict:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
         raise SyncError(f"{path / MANIFEST}: not readable: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise SyncError(
-            f"{path / MANIFEST}: format {manifest.get('format')!r}; this version reads {FORMAT}"
-        )
+    found = _entry(manifest, path, "format")
+    if found != FORMAT:
+        raise SyncError(f"{path / MANIFEST}: format {found!r}; this version reads {FORMAT}")
     return manifest
 
 

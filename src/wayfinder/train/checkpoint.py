@@ -118,10 +118,12 @@ def read(path: Path) -> Checkpoint:
                 raise CheckpointError(f"{path / COMMITTED}: file name {name!r} is not allowed")
             if _digest(path / name) != expected:
                 raise CheckpointError(f"{path / name}: its content is not what was committed")
-        return Checkpoint(path, int(mark["step"]), json.loads((path / STATE).read_bytes()))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+        if path.name != f"step_{mark['step']}":
+            raise CheckpointError(f"{path / COMMITTED}: step {mark['step']!r} in this directory")
+        return Checkpoint(path, mark["step"], json.loads((path / STATE).read_bytes()))
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{path}: not readable as a checkpoint: {error}") from error
 
 

@@ -32,7 +32,7 @@ class MismatchSums:
         self.count.index_add_(0, kind, torch.ones_like(absolute))
         self.absolute.index_add_(0, kind, absolute)
         self.ratio.index_add_(0, kind, difference.exp())
-        self.maximum.index_reduce_(0, kind, absolute, "amax")
+        self.maximum.scatter_reduce_(0, kind, absolute, "amax")
         bins = turn.cpu().long().clamp(0, TURN_BINS - 1)
         self.turn_count.index_add_(0, bins, torch.ones_like(absolute))
         self.turn_absolute.index_add_(0, bins, absolute)
