@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from support.policy import OPTIMIZER, TEMPERATURE, nonzero_adapter, policy_spec
 from support.ranks import make_samples, mini_batch, run_on_ranks
 from wayfinder.algo.loss import LossSpec
 from wayfinder.algo.reduce import token_weights
 from wayfinder.chat.vision import BANNED_BIAS, VisionProcessor, load_processor
-from wayfinder.train.model import PolicySpec, adapter_tensors, load_policy
-from wayfinder.train.step import OptimizerSpec, PolicyRank
+from wayfinder.train.model import load_policy
+from wayfinder.train.step import PolicyRank
 from wayfinder.types import MicroBatch
 
-TEMPERATURE = 0.7
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-OPTIMIZER = OptimizerSpec(1e-3, 0.9, 0.95, 1e-8, 0.0, 0.0)
 # Plain policy gradient, KL and entropy at once: all three terms go through the one reduction.
 LOSS = LossSpec(
     loss="reinforce",
@@ -38,34 +36,6 @@ SPLITS = {
     "two ranks, one idle": [[[0, 1], [2, 3, 4, 5]], [[], []]],
     "three ranks": [[[2]], [[0, 5, 1]], [[3, 4]]],
 }
-
-
-def policy_spec(model: str, **changes) -> PolicySpec:
-    values = {
-        "model": model,
-        "dtype": "float32",
-        "attention": "sdpa",
-        "gradient_checkpointing": False,
-        "lora_rank": 4,
-        "lora_alpha": 8,
-        "rslora": False,
-        "lora_targets": TARGETS,
-        "adapter": None,
-        "temperature": TEMPERATURE,
-        "seed": 3,
-    }
-    return PolicySpec(**values | changes)
-
-
-def nonzero_adapter(model: str) -> dict[str, torch.Tensor]:
-    """Adapter tensors without the zeros that PEFT starts from, which would hide any mistake."""
-    policy = load_policy(policy_spec(model), ())
-    shapes = adapter_tensors(dict(policy.named_parameters()))
-    generator = torch.Generator().manual_seed(11)
-    return {
-        name: 0.05 * torch.randn(tensor.shape, generator=generator)
-        for name, tensor in shapes.items()
-    }
 
 
 class _Recording(PolicyRank):

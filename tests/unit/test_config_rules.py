@@ -331,7 +331,7 @@ def test_the_preparation_needs_no_model_and_no_training_settings(preparation):
         ({"sft.situations.at_target": 0.95}, "sft.situations.at_target", "shares of one draw"),
         ({"sft.situations.refused": 0.9}, "sft.situations.refused", "shares of one draw"),
         ({"sft.measure.other_first_seed": 63}, "sft.measure.other_first_seed", "0..63"),
-        ({"sft.sloppy.probe_every": 0}, "sft.sloppy.probe_every", "1 or more"),
+        ({"sft.blend_probes": 0}, "sft.blend_probes", "1 or more"),
         ({"sft.vision.examples": 0}, "sft.vision.examples", "1 or more"),
         ({"sft.clean.learning_rate": 0.0}, "sft.clean.learning_rate", "more than 0"),
         ({"sft.target_solve_rate": 0.0}, "sft.target_solve_rate", "at most 1"),
