@@ -61,11 +61,11 @@ class SituationConfig:
 class NoiseConfig:
     """How often a sloppy demonstrator errs; each share is of all turns off (or on) the target."""
 
-    random_move: float = 0.5
+    random_move: float = 0.55
     """Share of moves in a direction drawn at random, walls included."""
     step_back: float = 0.15
     """Share of moves that go away from the target."""
-    wrong_stop: float = 0.05
+    wrong_stop: float = 0.04
     """Share of stops away from the target."""
     late_stop: float = 0.3
     """Share of moves off the target instead of the stop."""

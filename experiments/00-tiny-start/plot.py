@@ -1,0 +1,47 @@
+"""Draws curve.png from training_record.json: python experiments/00-tiny-start/plot.py"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+PANELS = (
+    ("vision", "1 vision: the tower", ("cells", "kinds", "mazes"), "share right"),
+    ("clean", "2 clean: imitation", ("replies",), "share of replies right"),
+)
+
+
+def main() -> None:
+    record = json.loads((HERE / "training_record.json").read_text())
+    stages = {stage["name"]: stage for stage in record["stages"]}
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    for axis, (name, title, keys, label) in zip(axes, PANELS, strict=False):
+        curve = stages[name]["curve"]
+        for key in keys:
+            axis.plot([row["examples"] for row in curve], [row[key] for row in curve], label=key)
+        axis.set(title=title, xlabel="examples", ylabel=label, ylim=(0, 1.02))
+        axis.legend(loc="lower right")
+    probes = stages["sloppy"]["probes"]
+    axis = axes[2]
+    axis.plot(
+        [row["examples"] for row in probes], [row["solve_rate"] for row in probes], marker="o"
+    )
+    axis.axhline(record["config"]["target_solve_rate"], color="gray", linestyle="--", label="aim")
+    axis.set(
+        title="3 sloppy: solve rate, 64 mazes, T=0.7",
+        xlabel="examples",
+        ylabel="solve rate",
+        ylim=(0, 1.02),
+    )
+    axis.legend()
+    figure.savefig(HERE / "curve.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
