@@ -27,15 +27,15 @@ def main() -> None:
             axis.plot([row["examples"] for row in curve], [row[key] for row in curve], label=key)
         axis.set(title=title, xlabel="examples", ylabel=label, ylim=(0, 1.02))
         axis.legend(loc="lower right")
-    probes = stages["sloppy"]["probes"]
+    probes = sorted(record["blend"], key=lambda row: row["share"])
     axis = axes[2]
     axis.plot(
-        [row["examples"] for row in probes], [row["solve_rate"] for row in probes], marker="o"
+        [row["share"] for row in probes], [row["solve_rate"] for row in probes], marker="o"
     )
     axis.axhline(record["config"]["target_solve_rate"], color="gray", linestyle="--", label="aim")
     axis.set(
         title="3 sloppy: solve rate, 64 mazes, T=0.7",
-        xlabel="examples",
+        xlabel="share of the sloppy weights in the blend",
         ylabel="solve rate",
         ylim=(0, 1.02),
     )
