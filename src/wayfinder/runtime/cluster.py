@@ -110,6 +110,8 @@ class Cluster:
         else:
             options["address"] = self._spec.address
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray's default puts workers behind everything else on the machine; they are the job.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         deadline = time.monotonic() + self._spec.start_timeout_s
         # Ray installs a handler of its own, which would hide from the run that it was interrupted.
         on_terminate = signal.getsignal(signal.SIGTERM)
