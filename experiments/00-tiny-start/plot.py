@@ -29,9 +29,7 @@ def main() -> None:
         axis.legend(loc="lower right")
     probes = sorted(record["blend"], key=lambda row: row["share"])
     axis = axes[2]
-    axis.plot(
-        [row["share"] for row in probes], [row["solve_rate"] for row in probes], marker="o"
-    )
+    axis.plot([row["share"] for row in probes], [row["solve_rate"] for row in probes], marker="o")
     axis.axhline(record["config"]["target_solve_rate"], color="gray", linestyle="--", label="aim")
     axis.set(
         title="3 sloppy: solve rate, 64 mazes, T=0.7",

@@ -34,6 +34,8 @@ def signalled(number):
         os.kill(os.getpid(), number)
         time.sleep(10)
     return train
+# A test run in the background inherits an ignored SIGINT; a person's terminal does not give one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 loop.train = {
     "finished": finished, "broken": broken, "wrong": wrong,
     "terminated": signalled(signal.SIGTERM), "interrupted": signalled(signal.SIGINT),

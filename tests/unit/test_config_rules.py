@@ -327,7 +327,7 @@ def test_the_preparation_needs_no_model_and_no_training_settings(preparation):
         ({"sft.model.text_kv_heads": 3}, "sft.model.text_heads", "text_kv_heads=3"),
         ({"sft.model.deepstack_levels": [6]}, "sft.model.deepstack_levels", "0..5"),
         ({"sft.model.deepstack_levels": [1, 2, 3]}, "sft.model.deepstack_levels", "at most"),
-        ({"sft.noise.step_back": 0.6}, "sft.noise.step_back", "together 1.15"),
+        ({"sft.noise.step_back": 0.6}, "sft.noise.step_back", "together 1.19"),
         ({"sft.situations.at_target": 0.95}, "sft.situations.at_target", "shares of one draw"),
         ({"sft.situations.refused": 0.9}, "sft.situations.refused", "shares of one draw"),
         ({"sft.measure.other_first_seed": 63}, "sft.measure.other_first_seed", "0..63"),
