@@ -178,7 +178,7 @@ def round_trip(rank: int, model: str, directory: str, adapter: dict) -> list[flo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("world", [1, 2])
 def test_saved_and_loaded_ranks_go_on_as_if_nothing_happened(tiny_model, world, tmp_path):
     adapter = nonzero_adapter(str(tiny_model))
     distances = run_on_ranks(

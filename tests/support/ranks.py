@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,17 @@ def run_on_ranks(world: int, work: Callable, arguments: tuple, directory: Path) 
     answers = dict(results.get(timeout=240) for _ in processes)
     for process in processes:
         process.join(60)
-    for rank, answer in sorted(answers.items()):
-        if isinstance(answer, Exception):
-            raise AssertionError(f"rank {rank} of {world}: {answer!r}") from answer
+    # All of them: when one rank fails, the others often only report that it went away.
+    failed = [
+        f"rank {r} of {world}:\n{a}" for r, a in sorted(answers.items()) if isinstance(a, _Failure)
+    ]
+    if failed:
+        raise AssertionError("\n".join(failed))
     return [answers[rank] for rank in range(world)]
+
+
+class _Failure(str):
+    """The traceback of a rank."""
 
 
 def _rank(rank: int, world: int, store: str, work: Callable, arguments: tuple, results) -> None:
@@ -41,8 +49,8 @@ def _rank(rank: int, world: int, store: str, work: Callable, arguments: tuple, r
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     try:
         results.put((rank, work(rank, *arguments)))
-    except Exception as error:
-        results.put((rank, error))
+    except Exception:
+        results.put((rank, _Failure(traceback.format_exc())))
     finally:
         results.close()
         results.join_thread()

@@ -198,7 +198,7 @@ class PolicyRank:
             self._model,
             self._optimizer,
             options=StateDictOptions(full_state_dict=True, cpu_offload=True),
-        )["state"]
+        ).get("state", {})  # rank 0 gathers all, the others get nothing
         tensors, counts = {}, {}
         for name, entries in state.items():
             for key, value in entries.items():
