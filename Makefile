@@ -21,7 +21,7 @@ $(VENV)/installed: requirements-cpu.txt overrides.txt pyproject.toml
 		f"Python 3.11 or 3.12 is needed, found {v[0]}.{v[1]}: make setup PYTHON=<path>")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(UV)
-	$(BIN)/uv pip install --python $(BIN)/python --override overrides.txt \
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --override overrides.txt \
 		-r requirements-cpu.txt -e .
 	@touch $@
 

@@ -185,7 +185,10 @@ def bench(tiny_model, tmp_path_factory):
     )
     bench = Bench(str(tiny_model), root)
     yield bench
-    bench.engine.shutdown()
+    resources = bench.engine._engine.engine_core.resources
+    bench.run(bench.engine.shutdown())
+    assert resources.output_socket.closed
+    assert resources.input_socket.closed
     bench.loop.close()
     dist.destroy_process_group()
 

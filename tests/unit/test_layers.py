@@ -101,8 +101,8 @@ def test_packages_do_not_import_each_other_in_circles():
     assert needs == {}
 
 
-def test_one_file_knows_vllm():
-    assert users_of("vllm") == {"rollout.vllm_engine"}
+def test_only_the_engine_knows_vllm():
+    assert users_of("vllm") == {"rollout.vllm_cpu", "rollout.vllm_engine"}
 
 
 def test_ray_stays_in_runtime():

@@ -1,6 +1,6 @@
 """vLLM's async engine behind the `Generator` protocol: token ids in, token ids out.
 
-The only module that imports vllm.
+With `vllm_cpu`, the only module that imports vllm.
 
 Exactness: processed log-probs (the sampled distribution itself), vision tokens banned by a bias
 that the trainer applies too, ids that the engine expanded compared with ours on every reply.
@@ -23,6 +23,9 @@ from wayfinder.rollout.generator import EngineSpec, Reply, ReplyRequest
 
 # vLLM accepts these ranks only; an adapter of rank r is served in the next slot size.
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+# Tokens of a cache block. vLLM's own choice for CPUs, 128, is longer than a whole prompt of one
+# small frame, of which it would keep nothing.
+_CPU_BLOCK = 32
 
 
 def next_lora_rank(rank: int) -> int:
@@ -130,7 +133,9 @@ class VllmEngine:
         if self._spec.sleep:
             await self._engine.wake_up()
 
-    def shutdown(self) -> None:
+    async def shutdown(self) -> None:
+        """End the engine. In its own event loop: from outside of it, vLLM only asks the loop to
+        close its sockets, and a process with open sockets never ends."""
         self._engine.shutdown()
 
     async def _add(
@@ -213,12 +218,11 @@ def _device_arguments(spec: EngineSpec) -> dict:
             "enable_sleep_mode": True,
             "gpu_memory_utilization": spec.gpu_memory_utilization,
         }
-    # The model runs in the engine's core process. A worker process of its own, vLLM's choice on a
-    # CPU, waits for work by spinning, on the very cores that compute.
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+    from wayfinder.rollout.vllm_cpu import CpuExecutor
 
     return {
-        "distributed_executor_backend": UniProcExecutor,
+        "distributed_executor_backend": CpuExecutor,
+        "block_size": _CPU_BLOCK,
         # Prompts go in whole: after a part of one, vLLM 0.32 winds a request's random generator
         # back, which a CPU generator cannot do, and the engine dies of it.
         "enable_chunked_prefill": False,

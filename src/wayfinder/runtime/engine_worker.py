@@ -101,7 +101,7 @@ class EngineWorker:
 
     async def close(self) -> None:
         if self._engine is not None:
-            self._engine.shutdown()
+            await self._engine.shutdown()
 
     def _renderer(self, prompt: str) -> ChatRenderer:
         if prompt not in self._renderers:
