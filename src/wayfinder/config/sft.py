@@ -151,7 +151,7 @@ class SftConfig:
     """How the sloppy demonstrator errs."""
     target_solve_rate: float = 0.4375
     """Solve rate that the start should have on the evaluation mazes: 28 of 64."""
-    blend_probes: int = 6
+    blend_probes: int = 7
     """Measurements with which the blend of clean and sloppy weights is searched for."""
     probe_repeats: int = 4
     """Episodes of each evaluation maze in one of these measurements."""

@@ -218,8 +218,9 @@ class Preparation:
     def _blend(self) -> list[dict[str, float]]:
         """Sets the weights between clean and sloppy at which the solve rate is the aim.
 
-        Bisects the share of the sloppy weights. The way between the two is smooth, because one is
-        a short fine-tuning of the other, while noise alone hits a given rate only by chance.
+        Bisects the share of the sloppy weights, and interpolates in the last two probes. The way
+        between the two is smooth, because one is a short fine-tuning of the other, while noise
+        alone hits a given rate only by chance.
         """
         path = self._out / "blend.json"
         probes = json.loads(path.read_text()) if path.exists() else []
@@ -227,8 +228,12 @@ class Preparation:
         tasks = evaluation_tasks(config.env_id, measure.first_seed, measure.tasks)
         seed = derive_seed(self._seed, "blend")
         low, high = 0.0, 1.0
+        rates: dict[float, float] = {}
         for step in range(config.blend_probes):
             share = 1.0 if step == 0 else 0.5 * (low + high)
+            if step >= config.blend_probes - 2 and low in rates and high in rates:
+                above = rates[low] - config.target_solve_rate
+                share = low + (high - low) * above / (rates[low] - rates[high])
             if step == len(probes):
                 self._set_blend(share)
                 report = self.meter.measure(tasks, measure.temperature, seed, config.probe_repeats)
@@ -238,6 +243,7 @@ class Preparation:
                     f"sft blend {share:.4f} of sloppy: solve {report.solve_rate:.3f} at "
                     f"temperature {measure.temperature} (aim {config.target_solve_rate:.3f})"
                 )
+            rates[share] = probes[step]["solve_rate"]
             if probes[step]["solve_rate"] < config.target_solve_rate:
                 high = share
             elif share == 1.0:
