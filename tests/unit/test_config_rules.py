@@ -103,6 +103,7 @@ REFUSED = [
     ({"rollout.min_p": 0.05}, "rollout.min_p", "rollout.min_p=0.0"),
     ({"rollout.max_model_len": 100}, "rollout.max_model_len", "rollout.max_tokens=16"),
     ({"rollout.max_num_batched_tokens": 64}, "rollout.max_num_batched_tokens", "max_num_seqs=128"),
+    ({"rollout.max_num_batched_tokens": 4095}, "rollout.max_num_batched_tokens", "whole"),
     ({"cluster.slots": 0}, "cluster.slots", "1 or more"),
     ({"sync.probe_tolerance": 0.0}, "sync.probe_tolerance", "more than 0"),
     ({"eval.tasks": 0}, "eval.tasks", "1 or more"),

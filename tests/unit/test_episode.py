@@ -246,6 +246,34 @@ def test_an_environment_that_hangs_ends_its_own_episode_only(stage, when, schedu
     assert Group(TASK, (good, hung)).valid == (good,)
 
 
+def test_many_hanging_environments_leave_the_others_their_time(stage):
+    release = threading.Event()
+
+    class Hanging(ScriptedEnv):
+        def reset(self, seed):
+            release.wait(30)
+            return super().reset(seed)
+
+    hanging = 64  # more than a thread pool has threads
+    envs = [*(Hanging(A, []) for _ in range(hanging)), ScriptedEnv(A, [answer(B, terminated=True)])]
+    places = [Place(TASK, member) for member in range(hanging + 1)]
+    spec = replace(SPEC, env_timeout_s=1.0)
+    episodes = stage.play(saying(BUMP), spec, envs, places, run_free, release.set)
+    assert [e.outcome for e in episodes[:-1]] == [Outcome.ENV_ERROR] * hanging
+    assert episodes[-1].outcome is Outcome.STOPPED
+
+
+def test_a_timeout_that_the_environment_raises_is_its_own_error(stage):
+    class Failing(ScriptedEnv):
+        def step(self, action, parse_error=None):
+            raise TimeoutError("its server is away")
+
+    spec = replace(SPEC, env_timeout_s=20.0)
+    (episode,) = stage.play(saying(BUMP), spec, [Failing(A, [])])
+    assert episode.outcome is Outcome.ENV_ERROR
+    assert episode.error == "TimeoutError: its server is away"
+
+
 def test_what_a_turn_records(stage):
     spec = replace(SPEC, max_turns=4)
     (episode,) = stage.play(saying(BUMP, "I wonder", CUT, Said(BUMP + "<|endoftext|>")), spec)

@@ -8,7 +8,7 @@ import torch
 
 from wayfinder.chat.parse import FORMATS, format_action
 from wayfinder.chat.render import ChatRenderer
-from wayfinder.chat.vision import VisionProcessor, load_processor
+from wayfinder.chat.vision import VisionProcessor, collapse_pads, load_processor
 from wayfinder.config.sft import TinyModelConfig
 from wayfinder.envs.protocol import make_env
 from wayfinder.errors import ModelError
@@ -73,7 +73,7 @@ def test_the_chat_template_is_append_only_and_prompts_are_short(processor, role,
     assert len(renderer.prefix_ids) <= 40
     observation = renderer.observation("Wall.", (81,))
     assert observation.following.count(vision.tokens.image_pad) == 81
-    text = processor.tokenizer.decode(renderer.collapse(observation.following))
+    text = processor.tokenizer.decode(collapse_pads(observation.following, vision.tokens.image_pad))
     assert text == (
         "\n<|im_start|>user\nWall.<|vision_start|><|image_pad|><|vision_end|><|im_end|>\n"
         "<|im_start|>assistant\n"

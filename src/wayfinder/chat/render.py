@@ -63,18 +63,6 @@ class ChatRenderer:
         """What the template puts behind a reply that did not end itself with the end of turn."""
         return () if reply_ids and reply_ids[-1] == self.end_of_turn else (self.end_of_turn,)
 
-    def collapse(self, ids: tuple[int, ...]) -> list[int]:
-        """One pad for each image: the form in which the engine takes a prompt.
-
-        An image's pads stand between vision start and vision end, so two images never touch.
-        """
-        pad = self._vision.image_pad
-        return [
-            token
-            for index, token in enumerate(ids)
-            if token != pad or index == 0 or ids[index - 1] != pad
-        ]
-
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,18 @@ class VisionTokens:
     def banned(self) -> tuple[int, ...]:
         """Sampled, one of these would be read back as (part of) an image."""
         return (self.image_pad, self.video_pad, self.vision_start, self.vision_end)
+
+
+def collapse_pads(ids: Sequence[int], image_pad: int) -> list[int]:
+    """One pad for each image: the form in which the engine takes a prompt.
+
+    An image's pads stand between vision start and vision end, so two images never touch.
+    """
+    return [
+        token
+        for index, token in enumerate(ids)
+        if token != image_pad or index == 0 or ids[index - 1] != image_pad
+    ]
 
 
 class VisionProcessor:

@@ -7,6 +7,8 @@ decides how an episode ends.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -191,10 +193,33 @@ class EpisodeRun:
         try:
             if self._spec.env_timeout_s is None:
                 return call(*args)
-            return await asyncio.wait_for(asyncio.to_thread(call, *args), self._spec.env_timeout_s)
-        except TimeoutError:
+            return await _bounded(call, args, self._spec.env_timeout_s)
+        except _Hung:
             self._error = f"no answer within env.step_timeout_s={self._spec.env_timeout_s}"
         except Exception as error:  # an environment may raise anything; it is recorded and counted
             self._error = f"{type(error).__name__}: {error}"
         self.outcome = Outcome.ENV_ERROR
         return None
+
+
+class _Hung(Exception):
+    """A call did not return in time. Not TimeoutError, which an environment may raise itself."""
+
+
+async def _bounded(call: Callable, args: tuple, timeout_s: float):
+    """The result of a call in a thread of its own. In a pool, calls that hang would take all of the
+    threads from the environments that do not, and keep the process from ending."""
+    future: concurrent.futures.Future = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="environment").start()
+    waiting = asyncio.wrap_future(future)
+    done, _ = await asyncio.wait([waiting], timeout=timeout_s)
+    if not done:
+        raise _Hung
+    return waiting.result()

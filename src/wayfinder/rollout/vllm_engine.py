@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wayfinder.chat.vision import BANNED_BIAS
+from wayfinder.chat.vision import BANNED_BIAS, collapse_pads
 from wayfinder.errors import ClusterError, InvariantError, SyncError
 from wayfinder.rollout.generator import EngineSpec, Reply, ReplyRequest
 
@@ -147,11 +147,8 @@ class VllmEngine:
         from PIL import Image
         from vllm.inputs import TokensPrompt
 
-        pad = self._spec.banned_ids[0]
-        ids = request.prompt_ids
-        collapsed = [
-            t for i, t in enumerate(ids) if t != pad or i == 0 or ids[i - 1] != pad
-        ]  # the engine's processor expands each placeholder once
+        # The engine's processor expands each placeholder itself.
+        collapsed = collapse_pads(request.prompt_ids, image_pad=self._spec.banned_ids[0])
         prompt = TokensPrompt(prompt_token_ids=collapsed)
         if request.frames:
             prompt["multi_modal_data"] = {
