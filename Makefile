@@ -8,7 +8,7 @@ UV := uv==0.13.9
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup maze test test-long lint format golden clean
+.PHONY: help setup maze test lint format golden clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,9 +30,6 @@ maze: setup  ## train the tiny model on 9x9 mazes (the main job)
 
 test: setup  ## run all CPU tests
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
-
-test-long: setup  ## run the tests that run the main job several times
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long $(ARGS)
 
 lint: setup  ## check style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

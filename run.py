@@ -6,6 +6,7 @@ SIGTERM). An interrupted or failed run goes on when its command is repeated.
 
 import signal
 import sys
+import time
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -20,6 +21,7 @@ from wayfinder.errors import ConfigError, WayfinderError
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> float:
     """Run one job and return its solve rate, which sweepers optimise."""
+    began = time.time()
     signal.signal(signal.SIGTERM, _interrupt)
     job = HydraConfig.get()
     try:
@@ -30,7 +32,7 @@ def main(cfg: DictConfig) -> float:
             from wayfinder.loop import evaluate as task
         else:
             from wayfinder.loop import train as task
-        return task(config, list(job.overrides.task))
+        return task(config, list(job.overrides.task), began)
     except KeyboardInterrupt as stop:
         print("interrupted; repeat the command to go on", file=sys.stderr)
         sys.exit(143 if stop.args else 130)

@@ -38,6 +38,10 @@ class MismatchError(WayfinderError, RuntimeError):
     """Log-probabilities of engine and trainer differ by more than `algorithm.mismatch.stop`."""
 
 
+class UpdateError(WayfinderError, RuntimeError):
+    """An update would have made the policy unusable."""
+
+
 class SyncError(WayfinderError, RuntimeError):
     """An adapter could not be published, verified, loaded or proved."""
 

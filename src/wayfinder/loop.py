@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 
 from wayfinder import specs
+from wayfinder.algo.advantage import rewards_equal
+from wayfinder.algo.filters import refill_needed
 from wayfinder.batch.plan import score_plan, step_episodes, update_plan
 from wayfinder.chat.vision import VisionProcessor, load_processor
 from wayfinder.config.identity import config_hash, run_name, to_dict
 from wayfinder.config.places import model_source
-from wayfinder.config.schema import Config, LrSchedule, OptimizerConfig
+from wayfinder.config.schema import AlgorithmConfig, Config, LrSchedule, OptimizerConfig
 from wayfinder.envs.tasks import TrainingTasks, evaluation_tasks, forbidden_layouts
 from wayfinder.evaluate import Evaluation, run_evaluation
 from wayfinder.probe import make_probe
@@ -85,19 +87,23 @@ class Run:
     progress: Progress = field(default_factory=Progress)
 
 
-def train(config: Config, overrides: list[str]) -> float:
-    """Run, resume or look up one training run; the last solve rate on the evaluation set."""
-    return _recorded(config, overrides, _train)
+def train(config: Config, overrides: list[str], began: float) -> float:
+    """Run, resume or look up one training run; the last solve rate on the evaluation set.
+
+    `began`: Unix time at which the job began, before its imports.
+    """
+    return _recorded(config, overrides, began, _train)
 
 
-def evaluate(config: Config, overrides: list[str]) -> float:
+def evaluate(config: Config, overrides: list[str], began: float) -> float:
     """Evaluate the policy that training would start from, with the same workers and records."""
-    return _recorded(config, overrides, _evaluate_only)
+    return _recorded(config, overrides, began, _evaluate_only)
 
 
 def _recorded(
     config: Config,
     overrides: list[str],
+    began: float,
     task: Callable[[Config, RunDir, MetricsLog, Trackers], None],
 ) -> float:
     """Do `task` in its run directory and leave a summary there, however it ends."""
@@ -114,7 +120,7 @@ def _recorded(
         if directory.finished_summary is not None:
             print(f"finished already: {directory.path} (run.on_existing=new starts another)")
             return _rate(directory.finished_summary["solve_rate_last"])
-        log = MetricsLog(directory.metrics_file)
+        log = MetricsLog(directory.metrics_file, began)
         trackers = start_trackers(directory, config, resolved, overrides, log)
         with PeakMemory() as memory:
             status, error = Status.FAILED, None
@@ -237,14 +243,12 @@ def _step(run: Run, step: int) -> dict[str, float]:
     config, progress = run.config, run.progress
     clock: dict[str, float] = {}
     with _timed(clock, "rollout"):
-        tasks = [
-            run.tasks.task(progress.next_task + i) for i in range(config.algorithm.tasks_per_step)
-        ]
-        groups, played = _rollout(run, tasks, step)
+        groups, played = _rollout(run, step)
     with _timed(clock, "update"):
         metrics = _update(run, groups, played, step)
-    progress.next_task += len(tasks)
+    progress.next_task += len(groups)
     with _timed(clock, "sync"):
+        metrics["train/groups"] = float(len(groups))
         metrics |= run.workers.publish(progress.policy_version + 1, step)
         progress.policy_version += 1
     metrics |= _rollout_metrics(played.episodes, clock["time/rollout_s"])
@@ -260,16 +264,33 @@ def _step(run: Run, step: int) -> dict[str, float]:
     return metrics
 
 
-def _rollout(run: Run, tasks: list[Task], step: int) -> tuple[list[Group], Played]:
+def _rollout(run: Run, step: int) -> tuple[list[Group], Played]:
+    """The step's groups; under `filter=refill` as many more as it takes and the bound allows."""
     size = run.config.algorithm.group_size
-    places = [Place(task, member) for task in tasks for member in range(size)]
     spec = specs.episode_spec(run.config, "train", step, run.progress.policy_version)
-    played = run.workers.play(places, spec, str(run.config.rollout.schedule) == "lockstep")
-    groups = [
-        Group(task, tuple(played.episodes[i * size : (i + 1) * size]))
-        for i, task in enumerate(tasks)
-    ]
+    groups: list[Group] = []
+    played = Played([], [])
+    wanted = run.config.algorithm.tasks_per_step
+    while wanted:
+        first = run.progress.next_task + len(groups)
+        tasks = [run.tasks.task(first + i) for i in range(wanted)]
+        places = [Place(task, member) for task in tasks for member in range(size)]
+        part = run.workers.play(places, spec, str(run.config.rollout.schedule) == "lockstep")
+        groups += [
+            Group(task, tuple(part.episodes[i * size : (i + 1) * size]))
+            for i, task in enumerate(tasks)
+        ]
+        played = Played(played.episodes + part.episodes, played.frames + part.frames)
+        wanted = _groups_to_refill(run.config.algorithm, groups)
     return groups, played
+
+
+def _groups_to_refill(algorithm: AlgorithmConfig, groups: list[Group]) -> int:
+    if str(algorithm.filter) != "refill":
+        return 0
+    with_signal = sum(not rewards_equal([e.reward for e in group.valid]) for group in groups)
+    extra = len(groups) - algorithm.tasks_per_step
+    return refill_needed(with_signal, algorithm.tasks_per_step, extra, algorithm.refill_groups)
 
 
 def _update(run: Run, groups: list[Group], played: Played, step: int) -> dict[str, float]:

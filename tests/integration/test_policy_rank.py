@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from support.ranks import make_samples, mini_batch, run_on_ranks
 from wayfinder.algo.loss import LossSpec
 from wayfinder.algo.reduce import token_weights
 from wayfinder.chat.vision import BANNED_BIAS, VisionProcessor, load_processor
+from wayfinder.errors import UpdateError
 from wayfinder.train.model import load_policy
 from wayfinder.train.step import PolicyRank
 from wayfinder.types import MicroBatch
@@ -215,3 +217,56 @@ def test_reference_of_a_start_from_an_adapter_is_that_adapter(tiny_model, tmp_pa
     ((start, later),) = run_on_ranks(1, reference_logprobs, (model, str(tmp_path)), tmp_path)
     assert start == 0.0
     assert later > 1e-3
+
+
+def signal_and_none(rank: int, model: str) -> dict[str, float]:
+    """How far the adapter moves in an update with momentum behind it, by what the update holds."""
+    samples, frames = make_samples(load_processor(model))
+    weights = token_weights([s.num_loss_tokens for s in samples], "token_mean")
+    loss = LossSpec(loss="ppo_clip", clip_low=0.2, clip_high=0.28, importance="none")
+    policy = PolicyRank(policy_spec(model), loss, OPTIMIZER, "cpu", 1e9)
+    full = mini_batch([samples], samples, weights.per_sequence, weights.global_denominator)
+    policy.update([full], frames, 1e-3)
+    moved = {}
+    for name, batch in {
+        "no advantage": replace(full, advantages=np.zeros(6)),
+        "no samples": replace(full, micro_batches=()),
+        "signal": full,
+    }.items():
+        before = policy.adapter_state()[0]
+        policy.update([batch], frames, 1e-3)
+        after = policy.adapter_state()[0]
+        moved[name] = max(float((after[k] - before[k]).abs().max()) for k in after)
+    return moved
+
+
+@pytest.mark.slow
+def test_an_update_without_signal_moves_nothing(tiny_model, tmp_path):
+    (moved,) = run_on_ranks(1, signal_and_none, (str(tiny_model),), tmp_path)
+    assert moved["no advantage"] == moved["no samples"] == 0.0
+    assert moved["signal"] > 0
+
+
+def broken_gradient(rank: int, model: str) -> tuple[str, float]:
+    """The error of an update whose gradient is NaN on one rank, and how far the adapter moved."""
+    samples, frames = make_samples(load_processor(model))
+    weights = token_weights([s.num_loss_tokens for s in samples], "token_mean")
+    policy = PolicyRank(policy_spec(model), LOSS, OPTIMIZER, "cpu", 1e9)
+    own = [samples[:3]] if rank == 0 else [samples[3:]]
+    batch = mini_batch(own, samples, weights.per_sequence, weights.global_denominator)
+    before = policy.adapter_state()[0]
+    try:
+        policy.update([replace(batch, advantages=np.full(6, np.nan))], frames, 1e-3)
+    except UpdateError as error:
+        after = policy.adapter_state()[0]
+        return str(error), max(
+            [float((after[k] - before[k]).abs().max()) for k in after], default=0
+        )
+    return "", 0.0
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_not_finite_stops_every_rank_and_changes_nothing(tiny_model, tmp_path):
+    for message, moved in run_on_ranks(2, broken_gradient, (str(tiny_model),), tmp_path):
+        assert "norm is nan" in message
+        assert moved == 0.0

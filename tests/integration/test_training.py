@@ -101,7 +101,6 @@ def test_the_same_command_gives_the_same_figures(first, root):
         assert (root / "first" / name).read_bytes() == (root / "second" / name).read_bytes()
 
 
-@pytest.mark.long
 def test_two_ranks_and_two_engines(first, root):
     run(root, "two", "cluster.slots=2")
     one, two = figures(root / "first"), figures(root / "two")
@@ -127,7 +126,6 @@ def test_another_config_for_the_same_directory_is_refused(first, root):
     assert "algorithm.kl_coef: 0.0 -> 0.01" in output
 
 
-@pytest.mark.long
 def test_an_interrupted_run_goes_on_and_ends_the_same(first, root):
     """SIGTERM after the first step: exit code, truthful summary, nothing left running; the same
     command then ends in the same adapter."""
@@ -161,7 +159,6 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(first, root):
     assert "resumed at step 1" in events
 
 
-@pytest.mark.long
 def test_evaluation_alone_measures_the_start(first, root):
     run(root, "alone", "task=evaluate")
     (line,) = read_metrics(root / "alone" / "metrics.jsonl")

@@ -41,7 +41,7 @@ def loop_advantages(groups, kind):
         for index, value in enumerate(group):
             if kind == "grpo":
                 row.append((value - loop_mean(group)) / (loop_std(group) + EPSILON))
-            elif kind in ("grpo_no_std", "dr_grpo"):
+            elif kind == "grpo_no_std":
                 row.append(value - loop_mean(group))
             elif kind == "rloo":
                 others = [other for place, other in enumerate(group) if place != index]

@@ -22,15 +22,15 @@ STAND_IN = """
 import os, runpy, signal, sys, time, types
 from wayfinder.errors import SyncError
 loop = types.ModuleType("wayfinder.loop")
-def finished(config, overrides):
+def finished(config, overrides, began):
     print(type(config).__name__, config.algorithm.group_size, overrides)
     return 0.5
-def broken(config, overrides):
+def broken(config, overrides, began):
     raise SyncError(f"adapter of group size {config.algorithm.group_size} is lost")
-def wrong(config, overrides):
+def wrong(config, overrides, began):
     raise ZeroDivisionError("a bug")
 def signalled(number):
-    def train(config, overrides):
+    def train(config, overrides, began):
         os.kill(os.getpid(), number)
         time.sleep(10)
     return train
@@ -40,7 +40,7 @@ loop.train = {
     "finished": finished, "broken": broken, "wrong": wrong,
     "terminated": signalled(signal.SIGTERM), "interrupted": signalled(signal.SIGINT),
 }[sys.argv.pop(1)]
-loop.evaluate = lambda config, overrides: print("evaluated") or 0.5
+loop.evaluate = lambda config, overrides, began: print("evaluated") or 0.5
 sys.modules["wayfinder.loop"] = loop
 sys.argv[0] = sys.argv.pop(1)
 runpy.run_path(sys.argv[0], run_name="__main__")

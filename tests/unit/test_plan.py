@@ -178,6 +178,23 @@ def test_dropping_groups_without_signal_keeps_the_denominators(reduction):
     assert kept.metrics["train/samples"] == 6
 
 
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean", "constant"])
+def test_refilled_groups_count_as_if_the_others_had_never_been(reduction):
+    silent = [make_group(0, [1.0, 1.0], tokens=(5,)), make_group(2, [0.0, 0.0])]
+    speaking = [make_group(1, [1.0, 0.0], tokens=(3,)), make_group(3, [0.0, 1.0], tokens=(4,))]
+    changes = {"reduction": reduction, "constant_length": 10.0, "mini_batches": 2}
+    groups = [silent[0], speaking[0], silent[1], speaking[1]]
+    refilled = update_plan(groups, spec(group_filter="refill", **changes))
+    alone = update_plan(speaking, spec(group_filter="refill", **changes))
+    assert episodes_in(refilled) == [{2, 3}, {6, 7}]
+    assert episodes_in(alone) == [{0, 1}, {2, 3}]
+    for a, b in zip(refilled.ranks[0], alone.ranks[0], strict=True):
+        assert a.global_denominator == b.global_denominator
+        np.testing.assert_array_equal(a.advantages[[2, 3, 6, 7]], b.advantages)
+        np.testing.assert_array_equal(a.sequence_weight[[2, 3, 6, 7]], b.sequence_weight)
+    assert refilled.metrics["train/groups_no_signal"] == 2
+
+
 def test_where_dropping_is_not_exact_nothing_is_dropped():
     groups = [make_group(0, [1.0, 1.0]), make_group(1, [1.0, 0.0])]
     plan = update_plan(groups, spec(drop_is_exact=False))

@@ -26,8 +26,7 @@ class AdvantageKind(StrEnum):
     """Formula of the advantage `A_i` of an episode with reward `r_i` in a group of n."""
 
     grpo = "grpo"  # (r_i - mean) / (std + epsilon): DeepSeekMath, arXiv:2402.03300
-    grpo_no_std = "grpo_no_std"  # r_i - mean
-    dr_grpo = "dr_grpo"  # r_i - mean, by its published name: Dr. GRPO, arXiv:2503.20783
+    grpo_no_std = "grpo_no_std"  # r_i - mean: Dr. GRPO, arXiv:2503.20783
     rloo = "rloo"  # r_i - mean of the other n - 1: Ahmadian et al., arXiv:2402.14740
     reinforce_pp = "reinforce_pp"  # (r_i - batch mean) / (batch std + epsilon): arXiv:2501.03262
     # c_i / (batch std of c + epsilon) with c_i = r_i - mean: the same paper, "w/ baseline"
@@ -78,7 +77,7 @@ def advantages(
     match kind:
         case AdvantageKind.grpo:
             return [_divided(_centered(group), epsilon) for group in groups]
-        case AdvantageKind.grpo_no_std | AdvantageKind.dr_grpo:
+        case AdvantageKind.grpo_no_std:
             return [_centered(group) for group in groups]
         case AdvantageKind.rloo:
             return [_leave_one_out(group) for group in groups]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wayfinder.algo.advantage import advantages
-from wayfinder.algo.filters import count_signals, group_signal, select
+from wayfinder.algo.filters import GroupFilter, count_signals, group_signal, select
 from wayfinder.algo.reduce import token_weights
 from wayfinder.batch.packing import plan_micro_batches, sample_key
 from wayfinder.batch.samples import episode_samples
@@ -77,8 +77,9 @@ def update_plan(
 ) -> UpdatePlan:
     """Plan one step. `reward_change` [num_episodes] is added to the rewards (KL in the reward).
 
-    Whole groups go to a mini-batch. A group that is left out of the passes keeps its tokens in the
-    denominators where leaving it out is exact, so that the update does not depend on the filter.
+    Whole groups go to a mini-batch. A group that `drop` leaves out of the passes keeps its tokens
+    in the denominators, so that the update does not depend on the filter; one that `refill` has
+    replaced does not count.
     """
     valid = [group.valid for group in groups]
     sizes = [len(episodes) for episodes in valid]
@@ -99,12 +100,13 @@ def update_plan(
 
     per_rank: list[list[MiniBatch]] = [[] for _ in range(spec.num_ranks)]
     num_samples = num_tokens = num_unique = 0
-    for members in np.array_split(np.arange(len(groups)), spec.mini_batches):
+    refill = GroupFilter(spec.group_filter) is GroupFilter.refill
+    counted = sorted(chosen) if refill else range(len(groups))
+    for members in np.array_split(np.array(counted, dtype=int), spec.mini_batches):
         inside = np.zeros(len(flat), dtype=bool)
         samples: list[Sample] = []
         for g in members:
-            counted = int(g) in chosen or spec.drop_is_exact
-            inside[offsets[g] : offsets[g + 1]] = counted
+            inside[offsets[g] : offsets[g + 1]] = int(g) in chosen or spec.drop_is_exact
             if int(g) in chosen:
                 for m, episode in enumerate(valid[g]):
                     samples += episode_samples(episode, int(offsets[g]) + m)

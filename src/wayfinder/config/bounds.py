@@ -93,6 +93,7 @@ TRAIN = (
     at_least("algorithm.kl_coef", 0, 0),
     Bound("algorithm.entropy_coef", math.isfinite, "a finite number", 0),
     at_least("algorithm.importance_cap", 1, 2),
+    at_least("algorithm.refill_groups", 1, 16),
     at_least("algorithm.micro_batch_tokens", 1, 16384),
     above("algorithm.mismatch.alarm", 0, 1e-3),
     above("algorithm.mismatch.stop", 0, 5e-2),

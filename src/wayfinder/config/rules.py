@@ -16,6 +16,7 @@ from wayfinder.config.schema import (
     Config,
     Device,
     EnvKind,
+    GroupFilter,
     KlKind,
     KlPlacement,
     Loss,
@@ -274,6 +275,19 @@ def kl_has_a_gradient_where_it_is_placed(config: Config) -> Iterator[Violation]:
         )
 
 
+def refill_needs_rewards_without_kl(config: Config) -> Iterator[Violation]:
+    algorithm = config.algorithm
+    in_reward = algorithm.kl_coef > 0 and algorithm.kl_placement is KlPlacement.reward
+    if algorithm.filter is GroupFilter.refill and in_reward:
+        yield Violation(
+            "algorithm.filter",
+            "keep or drop with algorithm.kl_placement=reward, where the KL term gives every group "
+            "a signal",
+            str(algorithm.filter),
+            "Set algorithm.filter=drop, or algorithm.kl_placement=loss",
+        )
+
+
 def mismatch_warns_before_it_stops(config: Config) -> Iterator[Violation]:
     mismatch = config.algorithm.mismatch
     if mismatch.stop < mismatch.alarm:
@@ -319,6 +333,7 @@ RULES: dict[TaskKind, tuple[Rule, ...]] = {
         mini_batches_divide_the_groups,
         dual_clip_belongs_to_ppo_clip,
         kl_has_a_gradient_where_it_is_placed,
+        refill_needs_rewards_without_kl,
         mismatch_warns_before_it_stops,
         a_micro_batch_holds_the_longest_sample,
         *_WITH_MODEL,

@@ -100,6 +100,7 @@ class Importance(StrEnum):
 class GroupFilter(StrEnum):
     keep = "keep"
     drop = "drop"
+    refill = "refill"
 
 
 class LrSchedule(StrEnum):
@@ -224,7 +225,10 @@ class AlgorithmConfig:
     """Correction from the engine's to the trainer's distribution."""
     importance_cap: float
     filter: GroupFilter
-    """What happens to groups without signal; drop gives the same gradient with less work."""
+    """What happens to groups without signal. keep: they are computed like the others. drop: the
+    same gradient with less work. refill: other groups take their place (dynamic sampling)."""
+    refill_groups: int
+    """Groups that one step may roll out beyond tasks_per_step under filter=refill."""
     micro_batch_tokens: int
     """Tokens of one forward pass, padding included."""
     mismatch: MismatchConfig

@@ -27,7 +27,7 @@ from wayfinder.algo.kl import kl_values
 from wayfinder.algo.loss import LossInputs, LossSpec, policy_loss
 from wayfinder.batch.plan import MiniBatch
 from wayfinder.chat.vision import VisionProcessor, load_processor
-from wayfinder.errors import CheckpointError, MismatchError
+from wayfinder.errors import CheckpointError, MismatchError, UpdateError
 from wayfinder.train.mismatch import MismatchSums
 from wayfinder.train.model import (
     FrameFeatures,
@@ -116,7 +116,8 @@ class PolicyRank:
         """One optimizer update for each mini-batch, all measured against the policy at entry.
 
         Raises MismatchError, on every rank and before any parameter changes, when the engine's
-        log-probs are off by more than the configured stop.
+        log-probs are off by more than the configured stop; UpdateError when a gradient is not
+        finite.
         """
         for batch in mini_batches:
             self._encode(batch.micro_batches, frames)
@@ -153,8 +154,18 @@ class PolicyRank:
                     total[name] = total.get(name, 0.0) + value
             if index == 0:
                 self._check_mismatch(mismatch)
-            norms.append(self._clip())
-            self._optimizer.step()
+            norm = self._clip()
+            if not math.isfinite(norm):
+                raise UpdateError(
+                    f"mini-batch {index}: the gradient's norm is {norm}; the policy was left as it "
+                    "was before this mini-batch. Usual causes: a learning rate that is too high "
+                    "in earlier steps, or a precision that is too low (model.dtype)."
+                )
+            # A gradient of exactly zero says nothing, but AdamW would move on by its momentum: then
+            # groups without signal would act, and differently when they are left out.
+            if norm > 0:
+                self._optimizer.step()
+            norms.append(norm)
             sums.append(total)
         self._optimizer.zero_grad(set_to_none=True)
         return UpdateResult(sums, norms, mismatch)
