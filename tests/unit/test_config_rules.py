@@ -118,6 +118,8 @@ REFUSED = [
     ({"algorithm.refill_groups": 0}, "algorithm.refill_groups", "1 or more"),
     ({"cluster.slots": 0}, "cluster.slots", "1 or more"),
     ({"sync.probe_tolerance": 0.0}, "sync.probe_tolerance", "more than 0"),
+    ({"eval.pass_at": [1, 4]}, "eval.pass_at", "eval.samples=4"),
+    ({"eval.pass_at": [0]}, "eval.pass_at", "from 1"),
     ({"eval.tasks": 0}, "eval.tasks", "1 or more"),
     ({"eval.first_seed": 2**31}, "eval.first_seed", "0 to 2000000000"),
     ({"eval.stop_at": 1.5}, "eval.stop_at", "or null"),

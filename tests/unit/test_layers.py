@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src" / "wayfinder"
 # A module may import from tiers before its own, and from its own package. Packages of one tier may
 # use each other, as long as they do not go round in circles.
 TIERS = [
-    {"errors", "types", "seeding"},
+    {"errors", "types", "seeding", "statistics"},
     {"config"},
     {"envs", "chat", "algo", "batch"},
     {"rollout", "train"},
@@ -24,7 +24,7 @@ TIERS = [
     {"specs", "probe", "prepare", "loop", "evaluate"},
 ]
 # Records are of finished things: they know what a run is called and what an episode is, no more.
-RECORD_MAY_USE = {"errors", "types", "seeding", "config", "record"}
+RECORD_MAY_USE = {"errors", "types", "seeding", "statistics", "config", "record"}
 
 
 def modules() -> list[Path]:

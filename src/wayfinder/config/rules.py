@@ -242,6 +242,18 @@ def unseen_mazes_are_not_those_of_the_evaluation(config: Config) -> Iterator[Vio
         )
 
 
+def pass_at_k_needs_k_samples(config: Config) -> Iterator[Violation]:
+    samples = config.eval.samples
+    for k in config.eval.pass_at:
+        if not 1 <= k <= samples:
+            yield Violation(
+                "eval.pass_at",
+                f"numbers from 1 to eval.samples={samples}",
+                k,
+                f"Set eval.samples={max(k, 1)} or leave {k} out",
+            )
+
+
 def dual_clip_belongs_to_ppo_clip(config: Config) -> Iterator[Violation]:
     algorithm = config.algorithm
     if algorithm.dual_clip is not None and algorithm.loss is not Loss.ppo_clip:
@@ -322,6 +334,7 @@ _WITH_MODEL: tuple[Rule, ...] = (
     sampling_is_from_the_policy_itself,
     context_holds_an_observation_and_a_reply,
     unseen_mazes_are_not_those_of_the_evaluation,
+    pass_at_k_needs_k_samples,
     places.a_gpu_is_here_when_one_is_asked_for,
     places.directories_can_be_written,
     run_name_needs_no_quoting,

@@ -321,6 +321,8 @@ class EvalConfig:
     """Seed of its first maze; the set is first_seed .. first_seed + tasks - 1."""
     samples: int
     """Episodes of each maze."""
+    pass_at: list[int]
+    """The k of pass@k, each at most `samples`."""
     temperature: float | None
     """null: the temperature of training; 0: greedy."""
     final_greedy: bool
