@@ -34,6 +34,7 @@ from wayfinder.config.identity import config_hash, run_name, to_dict
 from wayfinder.config.places import model_source
 from wayfinder.config.schema import AlgorithmConfig, Config, LrSchedule, OptimizerConfig
 from wayfinder.envs.tasks import TrainingTasks, evaluation_tasks, forbidden_layouts
+from wayfinder.errors import InvariantError
 from wayfinder.evaluate import Evaluation, run_evaluation
 from wayfinder.probe import make_probe
 from wayfinder.record.episodes import episodes_path, write_episodes
@@ -44,12 +45,16 @@ from wayfinder.record.run_dir import RunDir
 from wayfinder.record.summary import Status, build_summary
 from wayfinder.record.tracking import Trackers, start_trackers
 from wayfinder.rollout.episode import Place
+from wayfinder.runtime.adapter_sync import Publication
 from wayfinder.runtime.cluster import Cluster
 from wayfinder.runtime.workers import Played, Workers
 from wayfinder.train import checkpoint
 from wayfinder.types import Episode, Group, Outcome, Task
 
 logger = logging.getLogger(__name__)
+
+# Two passes over the same tokens may add up in another order.
+_CANARY_RATIO = 1e-4
 
 
 @dataclass
@@ -248,9 +253,12 @@ def _step(run: Run, step: int) -> dict[str, float]:
         metrics = _update(run, groups, played, step)
     progress.next_task += len(groups)
     with _timed(clock, "sync"):
-        metrics["train/groups"] = float(len(groups))
+        before = run.workers.publication
         metrics |= run.workers.publish(progress.policy_version + 1, step)
         progress.policy_version += 1
+    if metrics.get("train/lr") == 0:
+        _check_nothing_learnt(step, metrics, before, run.workers.publication)
+    metrics["train/groups"] = float(len(groups))
     metrics |= _rollout_metrics(played.episodes, clock["time/rollout_s"])
     metrics |= clock
     worst = metrics.get("mismatch/abs_logprob_diff_max", 0.0)
@@ -310,6 +318,20 @@ def _update(run: Run, groups: list[Group], played: Played, step: int) -> dict[st
         lr = learning_rate(config.algorithm.optimizer, step, config.steps)
         metrics |= run.workers.update(plan, played, lr)
     return metrics
+
+
+def _check_nothing_learnt(
+    step: int, metrics: dict[str, float], before: Publication, after: Publication
+) -> None:
+    """With learning rate 0 every ratio is 1 and the adapter keeps its digest, or something between
+    sampling and publishing works on other tokens, weights or images than it says."""
+    ratio = metrics.get("train/ratio_mean", 1.0)
+    if not abs(ratio - 1) <= _CANARY_RATIO or before.digest != after.digest:
+        raise InvariantError(
+            f"step {step} had learning rate 0, but the mean ratio is {ratio:.8f} (not 1 within "
+            f"{_CANARY_RATIO}) and the adapter went from digest {before.digest[:12]} to "
+            f"{after.digest[:12]} (expected no change)"
+        )
 
 
 def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:

@@ -42,6 +42,7 @@ def policy_spec(config: Config) -> PolicySpec:
         dtype=config.model.dtype,
         attention=config.model.attention,
         gradient_checkpointing=config.model.gradient_checkpointing,
+        packing=config.algorithm.packing,
         lora_rank=lora.rank,
         lora_alpha=lora.alpha,
         rslora=lora.rslora,
@@ -92,6 +93,7 @@ def plan_spec(config: Config) -> PlanSpec:
         constant_length=_constant_length(config),
         mini_batches=algorithm.mini_batches,
         micro_batch_tokens=algorithm.micro_batch_tokens,
+        packing=algorithm.packing,
         num_ranks=config.cluster.slots,
     )
 

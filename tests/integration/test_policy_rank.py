@@ -14,7 +14,7 @@ from support.ranks import make_samples, mini_batch, run_on_ranks
 from wayfinder.algo.loss import LossSpec
 from wayfinder.algo.reduce import token_weights
 from wayfinder.chat.vision import BANNED_BIAS, VisionProcessor, load_processor
-from wayfinder.errors import UpdateError
+from wayfinder.errors import MismatchError, UpdateError
 from wayfinder.train.model import load_policy
 from wayfinder.train.step import PolicyRank
 from wayfinder.types import MicroBatch
@@ -52,12 +52,10 @@ class _Recording(PolicyRank):
         return super()._clip()
 
 
-def rank_gradients(rank: int, model: str, split: list, adapter: dict, checkpointing: bool) -> dict:
+def rank_gradients(rank: int, model: str, split: list, adapter: dict, changes: dict) -> dict:
     samples, frames = make_samples(load_processor(model))
     weights = token_weights([s.num_loss_tokens for s in samples], "token_mean")
-    ranks = _Recording(
-        policy_spec(model, gradient_checkpointing=checkpointing), LOSS, OPTIMIZER, "cpu", 1e9
-    )
+    ranks = _Recording(policy_spec(model, **changes), LOSS, OPTIMIZER, "cpu", 1e9)
     ranks.load_adapter_state(adapter)
     own = [[samples[i] for i in batch] for batch in split[rank]]
     ranks.update(
@@ -123,7 +121,7 @@ def test_gradient_is_that_of_one_process_for_any_split(tiny_model, reference, sp
     adapter, expected = reference
     plan = SPLITS[split]
     results = run_on_ranks(
-        len(plan), rank_gradients, (str(tiny_model), plan, adapter, False), tmp_path
+        len(plan), rank_gradients, (str(tiny_model), plan, adapter, {}), tmp_path
     )
     for gradients in results:
         assert gradients.keys() == expected.keys()
@@ -134,14 +132,24 @@ def test_gradient_is_that_of_one_process_for_any_split(tiny_model, reference, sp
 
 
 @pytest.mark.slow
-def test_gradient_checkpointing_changes_nothing(tiny_model, reference, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "split"),
+    [
+        ({"gradient_checkpointing": True}, "together"),
+        ({"packing": True}, "together"),
+        ({"packing": True, "attention": "eager"}, "together"),
+        ({"packing": True}, "two ranks, one idle"),
+    ],
+)
+def test_how_it_is_computed_changes_nothing(tiny_model, reference, changes, split, tmp_path):
     adapter, expected = reference
-    (gradients,) = run_on_ranks(
-        1, rank_gradients, (str(tiny_model), SPLITS["together"], adapter, True), tmp_path
+    plan = SPLITS[split]
+    results = run_on_ranks(
+        len(plan), rank_gradients, (str(tiny_model), plan, adapter, changes), tmp_path
     )
     for name, value in expected.items():
         np.testing.assert_allclose(
-            gradients[name], value, rtol=1e-4, atol=1e-5 * np.abs(value).max()
+            results[0][name], value, rtol=1e-4, atol=1e-5 * np.abs(value).max()
         )
 
 
@@ -270,3 +278,27 @@ def test_a_gradient_that_is_not_finite_stops_every_rank_and_changes_nothing(tiny
     for message, moved in run_on_ranks(2, broken_gradient, (str(tiny_model),), tmp_path):
         assert "norm is nan" in message
         assert moved == 0.0
+
+
+def nan_mismatch(rank: int, model: str) -> str:
+    """The error of an update in which the last rank's engine log-probs hold a NaN."""
+    samples, frames = make_samples(load_processor(model))
+    weights = token_weights([s.num_loss_tokens for s in samples], "token_mean")
+    policy = PolicyRank(policy_spec(model), LOSS, OPTIMIZER, "cpu", 1e9)
+    own = samples[:3] if rank == 0 else samples[3:]
+    if rank == 1:
+        broken = own[0].behavior_logprobs.copy()
+        broken[np.flatnonzero(own[0].loss_mask)[1]] = np.nan
+        own = [replace(own[0], behavior_logprobs=broken), *own[1:]]
+    batch = mini_batch([own], samples, weights.per_sequence, weights.global_denominator)
+    try:
+        policy.update([batch], frames, 1e-3)
+    except MismatchError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+def test_a_nan_mismatch_on_one_rank_stops_every_rank(tiny_model, tmp_path):
+    for message in run_on_ranks(2, nan_mismatch, (str(tiny_model),), tmp_path):
+        assert "differ by inf" in message

@@ -164,3 +164,20 @@ def test_evaluation_alone_measures_the_start(first, root):
     (line,) = read_metrics(root / "alone" / "metrics.jsonl")
     start = read_metrics(root / "first" / "metrics.jsonl")[0]
     assert line["eval/solve_rate"] == start["eval/solve_rate"]
+
+
+def test_the_canary_learns_nothing(root):
+    """With learning rate 0 the run itself checks ratios, digest and mismatch."""
+    output = run(root, "canary", "+debug=canary")
+    assert "step 2/2 " in output
+    digests = {
+        json.loads((root / f"canary/adapters/{version}/manifest.json").read_text())["files"][
+            "adapter_model.safetensors"
+        ]["sha256"]
+        for version in (1, 2)
+    }
+    assert len(digests) == 1
+    steps = read_metrics(root / "canary" / "metrics.jsonl")[1:]
+    assert [line["train/lr"] for line in steps] == [0, 0]
+    assert any(line["train/grad_norm"] > 0 for line in steps)
+    assert max(abs(line["train/ratio_mean"] - 1) for line in steps) < 1e-5

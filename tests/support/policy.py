@@ -18,6 +18,7 @@ def policy_spec(model: str, **changes) -> PolicySpec:
         "dtype": "float32",
         "attention": "sdpa",
         "gradient_checkpointing": False,
+        "packing": False,
         "lora_rank": 4,
         "lora_alpha": 8,
         "rslora": False,

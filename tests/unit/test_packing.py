@@ -33,10 +33,10 @@ def distinct(batch: MicroBatch) -> list[Sample]:
     return list({sample_key(sample): sample for sample in batch.samples}.values())
 
 
-def padded_tokens(batch: MicroBatch) -> int:
-    """Rows times longest length: what a forward pass of the batch takes."""
-    rows = distinct(batch)
-    return len(rows) * max(len(sample.ids) for sample in rows)
+def computed_tokens(batch: MicroBatch, packing: bool) -> int:
+    """What a forward pass of the batch takes: rows times longest length, or all in one row."""
+    rows = [len(sample.ids) for sample in distinct(batch)]
+    return sum(rows) if packing else len(rows) * max(rows)
 
 
 samples_strategy = st.lists(
@@ -52,9 +52,9 @@ samples_strategy = st.lists(
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(samples_strategy, st.integers(1, 4), st.integers(1, 80))
-def test_what_holds_for_every_plan(samples, num_ranks, max_tokens):
-    plan = plan_micro_batches(samples, num_ranks, max_tokens)
+@given(samples_strategy, st.integers(1, 4), st.integers(1, 80), st.booleans())
+def test_what_holds_for_every_plan(samples, num_ranks, max_tokens, packing):
+    plan = plan_micro_batches(samples, num_ranks, max_tokens, packing)
     batches = [batch for rank in plan for batch in rank]
     assert len(plan) == num_ranks
     assert len({len(rank) for rank in plan}) == 1
@@ -62,7 +62,7 @@ def test_what_holds_for_every_plan(samples, num_ranks, max_tokens):
     assert Counter(id(s) for b in batches for s in b.samples) == Counter(id(s) for s in samples)
     full = [batch for batch in batches if batch.samples]
     for batch in full:
-        assert padded_tokens(batch) <= max_tokens or len(distinct(batch)) == 1
+        assert computed_tokens(batch, packing) <= max_tokens or len(distinct(batch)) == 1
     # Equal samples share a micro-batch.
     keys = [sample_key(sample) for batch in full for sample in distinct(batch)]
     assert len(keys) == len(set(keys))
@@ -97,6 +97,12 @@ def test_samples_of_similar_length_share_a_micro_batch():
     assert lengths(plan_micro_batches(samples, 1, 30)) == [[[30], [2, 3, 9], [10]]]
     assert lengths(plan_micro_batches(samples, 1, 27)) == [[[30], [2, 3, 9], [10]]]
     assert lengths(plan_micro_batches(samples, 1, 26)) == [[[30], [9, 10], [2, 3]]]
+
+
+def test_packed_samples_count_by_their_sum():
+    samples = [make_sample(n, content) for content, n in enumerate([10, 3, 9, 2, 30])]
+    assert lengths(plan_micro_batches(samples, 1, 24, packing=True)) == [[[30], [2, 3, 9, 10]]]
+    assert lengths(plan_micro_batches(samples, 1, 23, packing=True)) == [[[30], [2, 3, 9], [10]]]
 
 
 def test_the_budget_is_reached_and_never_passed():

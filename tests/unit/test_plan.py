@@ -61,6 +61,7 @@ def spec(**changes) -> PlanSpec:
         "constant_length": None,
         "mini_batches": 1,
         "micro_batch_tokens": 64,
+        "packing": False,
         "num_ranks": 1,
     }
     return PlanSpec(**values | changes)

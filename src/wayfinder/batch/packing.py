@@ -6,14 +6,15 @@ from wayfinder.types import MicroBatch, Sample
 
 
 def plan_micro_batches(
-    samples: list[Sample], num_ranks: int, max_tokens: int
+    samples: list[Sample], num_ranks: int, max_tokens: int, packing: bool = False
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each rank, [num_ranks][equal count], short ranks padded with empty ones.
 
-    Samples of similar length share a micro-batch, whose rows times longest length stay within
-    `max_tokens` (a longer single sample stands alone). Samples with equal ids and frames come to
-    lie in one micro-batch, where one forward pass serves them all, so only distinct ones count.
-    The result is a function of the samples and their order, not of timing.
+    Samples of similar length share a micro-batch, whose rows times longest length, or with
+    `packing` the sum of lengths, stay within `max_tokens` (a longer single sample stands alone).
+    Samples with equal ids and frames come to lie in one micro-batch, where one forward pass serves
+    them all, so only distinct ones count. The result is a function of the samples and their order,
+    not of timing.
     """
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be positive, not {num_ranks}")
@@ -24,17 +25,18 @@ def plan_micro_batches(
     rows = sorted(duplicates.values(), key=lambda same: len(same[0].ids))
     batches: list[list[Sample]] = []
     cost: list[int] = []
-    current: list[list[Sample]] = []
+    count = tokens = 0
     for same in rows:
-        longest = len(same[0].ids)
-        if current and (len(current) + 1) * longest > max_tokens:
-            batches.append([s for group in current for s in group])
-            cost.append(len(current) * len(current[-1][0].ids))
-            current = []
-        current.append(same)
-    if current:
-        batches.append([s for group in current for s in group])
-        cost.append(len(current) * len(current[-1][0].ids))
+        length = len(same[0].ids)
+        grown = tokens + length if packing else (count + 1) * length
+        if count and grown > max_tokens:
+            count, grown = 0, length
+        if count == 0:
+            batches.append([])
+            cost.append(0)
+        batches[-1] += same
+        cost[-1] = tokens = grown
+        count += 1
 
     # Largest first onto the least loaded rank.
     loads = [0] * num_ranks

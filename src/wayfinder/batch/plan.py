@@ -41,6 +41,7 @@ class PlanSpec:
     constant_length: float | None
     mini_batches: int
     micro_batch_tokens: int
+    packing: bool
     num_ranks: int
 
 
@@ -69,7 +70,7 @@ def score_plan(groups: Sequence[Group], spec: PlanSpec) -> list[list[MicroBatch]
         for index, episode in enumerate(step_episodes(groups))
         for sample in episode_samples(episode, index)
     ]
-    return plan_micro_batches(samples, spec.num_ranks, spec.micro_batch_tokens)
+    return plan_micro_batches(samples, spec.num_ranks, spec.micro_batch_tokens, spec.packing)
 
 
 def update_plan(
@@ -111,7 +112,7 @@ def update_plan(
                 for m, episode in enumerate(valid[g]):
                     samples += episode_samples(episode, int(offsets[g]) + m)
         weights = token_weights(np.where(inside, lengths, 0), spec.reduction, spec.constant_length)
-        plan = plan_micro_batches(samples, spec.num_ranks, spec.micro_batch_tokens)
+        plan = plan_micro_batches(samples, spec.num_ranks, spec.micro_batch_tokens, spec.packing)
         num_samples += len(samples)
         num_tokens += sum(len(s.ids) for s in samples)
         num_unique += len({sample_key(s) for s in samples})

@@ -231,6 +231,9 @@ class AlgorithmConfig:
     """Groups that one step may roll out beyond tasks_per_step under filter=refill."""
     micro_batch_tokens: int
     """Tokens of one forward pass, padding included."""
+    packing: bool
+    """Samples of a forward pass in one row with block-diagonal attention, instead of padded rows of
+    similar length."""
     mismatch: MismatchConfig
     optimizer: OptimizerConfig
 

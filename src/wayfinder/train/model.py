@@ -34,6 +34,7 @@ class PolicySpec:
     dtype: str
     attention: str
     gradient_checkpointing: bool
+    packing: bool
     lora_rank: int
     lora_alpha: int
     rslora: bool
@@ -54,14 +55,15 @@ class FrameFeatures:
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """Distinct rows of a micro-batch, right-padded, and where each loss token is read.
+    """Distinct samples of a micro-batch, and where each loss token is read.
 
-    R rows of length L; N loss tokens over all samples, in the order of the samples. A row that
-    several samples share is computed once, and each of them reads from it.
+    R rows of length L: one for each sample, right-padded, or packed, all in one. N loss tokens over
+    all samples, in the order of the samples. A sample that occurs again is computed once, and each
+    occurrence reads from it.
     """
 
     ids: Tensor  # [R, L]
-    positions: Tensor  # [3, R, L]
+    positions: Tensor  # [3, R, L], or packed [4, 1, L]: places within each sample come first
     visual: Tensor  # bool [R, L]: image pads
     embeds: Tensor  # [image tokens, width]
     deepstack: tuple[Tensor, ...]
@@ -97,7 +99,8 @@ class PolicyModel(nn.Module):
         hidden = text(
             inputs_embeds=embeds,
             # Three axes and no mask: plain causal attention. Pads stand on the right, where no
-            # real token looks.
+            # real token looks. With four, the first tells transformers where samples begin, and it
+            # makes a block-diagonal mask (sdpa, eager) or sequence lengths (flash attention).
             position_ids=batch.positions,
             visual_pos_masks=batch.visual,
             deepstack_visual_embeds=list(batch.deepstack),
@@ -240,62 +243,65 @@ def forward_input(
     image_pad: int,
     device: torch.device,
     num_deepstack: int,
+    packed: bool = False,
 ) -> ForwardInput:
-    """Pad and stack the distinct samples of a micro-batch.
+    """Stack the distinct samples of a micro-batch, padded or packed into one row.
 
     Raises ValueError when a sample's image pads and frames do not match; a missing frame is a
     KeyError: no image is ever left out in silence.
     """
-    rows: dict[tuple, int] = {}
+    numbers: dict[tuple, int] = {}
     distinct: list[Sample] = []
     for sample in samples:
-        if rows.setdefault(sample_key(sample), len(rows)) == len(distinct):
+        if numbers.setdefault(sample_key(sample), len(numbers)) == len(distinct):
             distinct.append(sample)
-    length = max((len(sample.ids) for sample in distinct), default=1)
-    count = max(1, len(distinct))
-    ids = np.zeros((count, length), dtype=np.int64)
-    positions = np.zeros((3, count, length), dtype=np.int64)
-    embeds: list[Tensor] = []
-    deepstack: list[list[Tensor]] = [[] for _ in range(num_deepstack)]
+    lengths = [len(sample.ids) for sample in distinct]
+    if packed:
+        shape = (1, max(1, sum(lengths)))
+        starts = [(0, begin) for begin in np.cumsum([0, *lengths])[:-1]]
+    else:
+        shape = (max(1, len(distinct)), max(lengths, default=1))
+        starts = [(row, 0) for row in range(len(distinct))]
+    ids = np.zeros(shape, dtype=np.int64)
+    positions = np.zeros((3, *shape), dtype=np.int64)
+    places = np.zeros((1, *shape), dtype=np.int64)
+    visual = np.zeros(shape, dtype=bool)
+    shown = [features[name] for sample in distinct for name in sample.frames]
     reads: list[np.ndarray] = []
     first_token = [0]
-    for row, sample in enumerate(distinct):
-        shown = [features[name] for name in sample.frames]
-        grids = [feature.grid for feature in shown]
-        ids[row, : len(sample.ids)] = sample.ids
-        positions[:, row, : len(sample.ids)] = mrope_positions(sample.ids, grids, image_pad)
-        for feature in shown:
-            embeds.append(feature.embeds)
-            for level, rows_of_level in zip(feature.deepstack, deepstack, strict=True):
-                rows_of_level.append(level)
+    for (row, begin), sample in zip(starts, distinct, strict=True):
+        inside = slice(begin, begin + len(sample.ids))
+        grids = [features[name].grid for name in sample.frames]
+        ids[row, inside] = sample.ids
+        positions[:, row, inside] = mrope_positions(sample.ids, grids, image_pad)
+        places[0, row, inside] = np.arange(len(sample.ids))
+        visual[row, inside] = sample.ids == image_pad
         where = np.flatnonzero(sample.loss_mask)
         if len(where) and where[0] == 0:
             raise ValueError("the first id of a sample cannot have loss: nothing predicts it")
-        reads.append(np.stack([np.full(len(where), row), where]))
+        reads.append(np.stack([np.full(len(where), row), begin + where]))
         first_token.append(first_token[-1] + len(where))
     read = np.concatenate(reads, axis=1) if reads else np.zeros((2, 0), dtype=np.int64)
     token = [
-        np.arange(first_token[rows[key]], first_token[rows[key] + 1])
-        for key in (sample_key(sample) for sample in samples)
+        np.arange(first_token[number], first_token[number + 1])
+        for number in (numbers[sample_key(sample)] for sample in samples)
     ]
     ids_tensor = torch.from_numpy(ids).to(device)
     row, position = torch.from_numpy(read).to(device)
     empty = torch.zeros(0, 1, device=device)
-    visual = torch.zeros(count, length, dtype=torch.bool)
-    for index, sample in enumerate(distinct):
-        visual[index, : len(sample.ids)] = torch.from_numpy(sample.ids == image_pad)
+    deepstack = [[feature.deepstack[level] for feature in shown] for level in range(num_deepstack)]
+    all_positions = np.concatenate([places, positions]) if packed else positions
+    all_tokens = np.concatenate(token) if token else np.zeros(0, dtype=np.int64)
     return ForwardInput(
         ids=ids_tensor,
-        positions=torch.from_numpy(positions).to(device),
-        visual=visual.to(device),
-        embeds=torch.cat(embeds) if embeds else empty,
+        positions=torch.from_numpy(all_positions).to(device),
+        visual=torch.from_numpy(visual).to(device),
+        embeds=torch.cat([feature.embeds for feature in shown]) if shown else empty,
         deepstack=tuple(torch.cat(level) for level in deepstack if level),
         read_row=row,
         read_position=position - 1,
         targets=ids_tensor[row, position],
-        token=torch.from_numpy(np.concatenate(token) if token else np.zeros(0, dtype=np.int64)).to(
-            device
-        ),
+        token=torch.from_numpy(all_tokens).to(device),
     )
 
 
@@ -305,7 +311,8 @@ def adapter_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in state.items():
         if f".{ADAPTER}." in name and ".lora_" in name:
             key = name.removeprefix("wrapped.").replace(f".{ADAPTER}.", ".")
-            tensors[key] = tensor.detach().cpu().contiguous()
+            # A copy also where the parameter itself lies whole on the CPU.
+            tensors[key] = tensor.detach().to("cpu", copy=True).contiguous()
     return tensors
 
 

@@ -216,7 +216,7 @@ class PolicyRank:
                 if value.ndim == 0:
                     counts[f"{name}/{key}"] = float(value)
                 else:
-                    tensors[f"{name}/{key}"] = value.contiguous()
+                    tensors[f"{name}/{key}"] = value.clone().contiguous()
         return tensors, counts
 
     def load_optimizer_state(
@@ -264,6 +264,7 @@ class PolicyRank:
             self._vision.tokens.image_pad,
             self._device,
             self._num_deepstack,
+            packed=self._spec.packing,
         )
 
     @torch.no_grad()
