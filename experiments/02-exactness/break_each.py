@@ -236,7 +236,7 @@ BREAKS = [
         "rollout/vllm_cpu.py",
         "low = scale * linear(",
         "low = 2 * scale * linear(",
-        f"{INTEGRATION}/test_vllm_cpu.py",
+        f"{INTEGRATION}/test_vllm_parts.py",
     ),
     Break(
         "env",

@@ -39,19 +39,24 @@ def interval_of_mean(
         raise ValueError("an interval needs one or more values")
     if np.ptp(array) == 0:
         value = float(array[0])
-        return wilson_interval(len(array), value) if value in (0.0, 1.0) else (value, value)
+        if value not in (0.0, 1.0):
+            return value, value
+        return wilson_interval(value * len(array), len(array))
     means = _resampled_means(array, seed, resamples)
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 
 
-def wilson_interval(num: int, rate: float) -> tuple[float, float]:
-    """95% score interval of a rate of `num` independent trials (Wilson 1927)."""
-    z = 1.959963984540054
-    centre = (rate + z * z / (2 * num)) / (1 + z * z / num)
-    half = z / (1 + z * z / num) * math.sqrt(rate * (1 - rate) / num + z * z / (4 * num * num))
-    return max(0.0, centre - half), min(1.0, centre + half)
+def wilson_interval(solved: float, num: float) -> tuple[float, float]:
+    """95% score interval of a rate of `num` independent trials (Wilson 1927). None: (0, 1)."""
+    if num <= 0:
+        return 0.0, 1.0
+    rate, z = solved / num, 1.959963984540054
+    scale = 1 + z * z / num
+    centre = rate + z * z / (2 * num)
+    half = z * math.sqrt(rate * (1 - rate) / num + z * z / (4 * num * num))
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
 def paired_difference(

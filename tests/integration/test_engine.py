@@ -37,7 +37,9 @@ TOLERANCE = 1e-4
 class Bench:
     """One engine, one trainer, one loop; the adapter versions count up over the tests."""
 
-    def __init__(self, model: str, root: Path) -> None:
+    def __init__(self, model: str, root: Path, **lora) -> None:
+        lora = {"lora_rank": RANK} | lora
+        self.rank = lora["lora_rank"]
         self.model = model
         self.root = root
         self.loop = asyncio.new_event_loop()
@@ -47,7 +49,7 @@ class Bench:
         self.env.reset(0)
         self.prompt = self.env.prompt("tuple")
         self.renderer = ChatRenderer(self.processor.tokenizer, self.vision.tokens, self.prompt)
-        self.trainer = PolicyRank(policy_spec(model), LOSS, OPTIMIZER, "cpu", 1e9)
+        self.trainer = PolicyRank(policy_spec(model, **lora), LOSS, OPTIMIZER, "cpu", 1e9)
         self.version = 0
         self.engine = self.run(self._start())
 
@@ -70,7 +72,7 @@ class Bench:
                 kv_cache_gib=1,
                 threads=2,
                 max_images=8,
-                lora_rank=RANK,
+                lora_rank=self.rank,
                 banned_ids=self.vision.tokens.banned,
                 stop_ids=(self.renderer.end_of_turn, self.processor.tokenizer.pad_token_id),
                 seed=5,
@@ -78,6 +80,13 @@ class Bench:
                 sleep=False,
             )
         )
+
+    def close(self) -> None:
+        resources = self.engine._engine.engine_core.resources
+        self.run(self.engine.shutdown())
+        assert resources.output_socket.closed
+        assert resources.input_socket.closed
+        self.loop.close()
 
     def serve(self, adapter: dict | None = None) -> None:
         """Publish the trainer's adapter (after taking over `adapter`, if given) and load it."""
@@ -185,16 +194,12 @@ def bench(tiny_model, tmp_path_factory):
     )
     bench = Bench(str(tiny_model), root)
     yield bench
-    resources = bench.engine._engine.engine_core.resources
-    bench.run(bench.engine.shutdown())
-    assert resources.output_socket.closed
-    assert resources.input_socket.closed
-    bench.loop.close()
+    bench.close()
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("history", [None, 1, 2])
-def test_logprobs_agree_before_and_after_two_updates(bench, history):
+def test_logprobs_agree_before_and_after_two_updates(bench, history, record_property):
     """Three turns, three frames; without an adapter's effect, with one, and with a trained one."""
     bench.serve({name: t * 0 for name, t in nonzero_adapter(bench.model).items()})
     episodes, frames = bench.episodes([0, 1], history)
@@ -213,7 +218,9 @@ def test_logprobs_agree_before_and_after_two_updates(bench, history):
     assert np.abs(bench.differences(episodes, frames)).max() > 1e-3
     bench.serve()
     episodes, frames = bench.episodes([0, 1], history)
-    assert np.abs(bench.differences(episodes, frames)).max() < TOLERANCE
+    worst = float(np.abs(bench.differences(episodes, frames)).max())
+    record_property("error", worst)
+    assert worst < TOLERANCE
 
 
 def test_another_image_gives_other_logprobs(bench):
@@ -309,7 +316,7 @@ def test_the_context_limit_ends_an_episode_in_order(bench):
     assert all(1 < len(e.turns) < 30 for e in episodes)
 
 
-def test_a_probe_equals_the_trainers(bench):
+def test_a_probe_equals_the_trainers(bench, record_property):
     from wayfinder.runtime.workers import Probe
 
     bench.serve(nonzero_adapter(bench.model))
@@ -320,4 +327,30 @@ def test_a_probe_equals_the_trainers(bench):
     engine = bench.run(bench.engine.probe(probe.ids, probe.frames, probe.pixels))
     trainer = bench.trainer.probe(probe.micro_batch(), probe.pixels)
     assert len(engine) == len(ids) - 1
+    record_property("error", float(np.abs(np.array(engine) - trainer).max()))
     np.testing.assert_allclose(engine, trainer, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {"lora_rank": 12},
+        {"lora_rank": 48, "lora_alpha": 48},
+        {"lora_rank": 24, "rslora": True, "lora_alpha": 3},
+    ],
+    ids=["12", "48", "24 rank-stabilised"],
+)
+def test_ranks_and_scales_mean_the_same_on_both_sides(bench, tmp_path, lora, record_property):
+    """vLLM lists 8, 16, 32, 64: another rank is served in the next of them."""
+    other = Bench(bench.model, tmp_path, **lora)
+    try:
+        other.serve(nonzero_adapter(bench.model, **lora))
+        episodes, frames = other.episodes([3])
+        worst = float(np.abs(other.differences(episodes, frames)).max())
+        record_property("error", worst)
+        assert worst < TOLERANCE
+        nothing = {n: t * 0 for n, t in nonzero_adapter(bench.model, **lora).items()}
+        other.trainer.load_adapter_state(nothing)
+        assert np.abs(other.differences(episodes, frames)).max() > 1e-2
+    finally:
+        other.close()

@@ -117,7 +117,9 @@ def reference(tiny_model: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
-def test_gradient_is_that_of_one_process_for_any_split(tiny_model, reference, split, tmp_path):
+def test_gradient_is_that_of_one_process_for_any_split(
+    tiny_model, reference, split, tmp_path, record_property
+):
     adapter, expected = reference
     plan = SPLITS[split]
     results = run_on_ranks(
@@ -128,6 +130,7 @@ def test_gradient_is_that_of_one_process_for_any_split(tiny_model, reference, sp
         for name, value in expected.items():
             scale = np.abs(value).max()
             assert scale > 0, f"{name} has no gradient: the check would compare nothing"
+            record_property("error", float(np.abs(gradients[name] - value).max() / scale))
             np.testing.assert_allclose(gradients[name], value, rtol=1e-4, atol=1e-5 * scale)
 
 
@@ -141,16 +144,18 @@ def test_gradient_is_that_of_one_process_for_any_split(tiny_model, reference, sp
         ({"packing": True}, "two ranks, one idle"),
     ],
 )
-def test_how_it_is_computed_changes_nothing(tiny_model, reference, changes, split, tmp_path):
+def test_how_it_is_computed_changes_nothing(
+    tiny_model, reference, changes, split, tmp_path, record_property
+):
     adapter, expected = reference
     plan = SPLITS[split]
     results = run_on_ranks(
         len(plan), rank_gradients, (str(tiny_model), plan, adapter, changes), tmp_path
     )
     for name, value in expected.items():
-        np.testing.assert_allclose(
-            results[0][name], value, rtol=1e-4, atol=1e-5 * np.abs(value).max()
-        )
+        scale = np.abs(value).max()
+        record_property("error", float(np.abs(results[0][name] - value).max() / scale))
+        np.testing.assert_allclose(results[0][name], value, rtol=1e-4, atol=1e-5 * scale)
 
 
 def round_trip(rank: int, model: str, directory: str, adapter: dict) -> list[float]:
@@ -189,12 +194,15 @@ def round_trip(rank: int, model: str, directory: str, adapter: dict) -> list[flo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
-def test_saved_and_loaded_ranks_go_on_as_if_nothing_happened(tiny_model, world, tmp_path):
+def test_saved_and_loaded_ranks_go_on_as_if_nothing_happened(
+    tiny_model, world, tmp_path, record_property
+):
     adapter = nonzero_adapter(str(tiny_model))
     distances = run_on_ranks(
         world, round_trip, (str(tiny_model), str(tmp_path), adapter), tmp_path
     )[0]
     assert distances
+    record_property("error", max(distances))
     assert max(distances) == 0.0
 
 

@@ -30,9 +30,9 @@ def policy_spec(model: str, **changes) -> PolicySpec:
     return PolicySpec(**values | changes)
 
 
-def nonzero_adapter(model: str) -> dict[str, torch.Tensor]:
+def nonzero_adapter(model: str, **changes) -> dict[str, torch.Tensor]:
     """Adapter tensors without the zeros that PEFT starts from, which would hide any mistake."""
-    policy = load_policy(policy_spec(model), ())
+    policy = load_policy(policy_spec(model, **changes), ())
     shapes = adapter_tensors(dict(policy.named_parameters()))
     generator = torch.Generator().manual_seed(11)
     return {

@@ -57,11 +57,12 @@ def loop_advantages(groups, kind):
 
 
 @pytest.mark.parametrize("kind", AdvantageKind)
-def test_equals_the_formula(kind):
+def test_equals_the_formula(kind, record_property):
     groups = [group for group in GROUPS if len(set(group)) > 1]
     for got, expected in zip(
         advantages(groups, kind, EPSILON), loop_advantages(groups, str(kind)), strict=True
     ):
+        record_property("error", max(abs(a - b) for a, b in zip(got, expected, strict=True)))
         assert got == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 

@@ -57,15 +57,17 @@ def enumerated(as_penalty: bool, kind: str) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("kind", KlKind)
-def test_gradient_as_a_loss_is_the_documented_one(kind):
+def test_gradient_as_a_loss_is_the_documented_one(kind, record_property):
     got = enumerated(False, kind)
+    record_property("error", max(abs(a - b) for a, b in zip(got, AS_LOSS[kind], strict=True)))
     assert got == pytest.approx(AS_LOSS[kind], abs=1e-12)
     assert got == pytest.approx(TABLE["loss", kind], abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", IN_REWARD)
-def test_gradient_in_the_reward_is_the_documented_one(kind):
+def test_gradient_in_the_reward_is_the_documented_one(kind, record_property):
     got = enumerated(True, kind)
+    record_property("error", max(abs(a - b) for a, b in zip(got, IN_REWARD[kind], strict=True)))
     assert got == pytest.approx(IN_REWARD[kind], abs=1e-12)
     assert got == pytest.approx(TABLE["reward", kind], abs=1e-6)
 

@@ -33,11 +33,12 @@ def reference(logits: torch.Tensor, temperature: float, banned: torch.Tensor) ->
 
 @pytest.mark.parametrize("banned", [NONE, BANNED], ids=["nothing banned", "vision banned"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
-def test_equal_to_float64(temperature, banned):
+def test_equal_to_float64(temperature, banned, record_property):
     logits, targets = logits_and_targets()
     logprobs, entropies = token_logprobs(logits, targets, temperature, banned)
     expected = reference(logits, temperature, banned)
     rows = np.arange(ROWS)
+    record_property("error", float(np.abs(logprobs.numpy() - expected[rows, targets]).max()))
     np.testing.assert_allclose(logprobs, expected[rows, targets], rtol=1e-5, atol=1e-6)
     probabilities = np.exp(expected)
     entropy = -np.where(probabilities > 0, probabilities * np.maximum(expected, -1e9), 0).sum(1)

@@ -201,7 +201,7 @@ ALL = list(itertools.product(LossKind, ReductionMode, ImportanceMode))
 
 
 @pytest.mark.parametrize(("loss", "reduction", "importance"), ALL)
-def test_value_and_gradient_equal_the_loop(loss, reduction, importance):
+def test_value_and_gradient_equal_the_loop(loss, reduction, importance, record_property):
     kl_kind = list(KlKind)[ALL.index((loss, reduction, importance)) % 4]
     spec = spec_of(
         loss,
@@ -220,12 +220,18 @@ def test_value_and_gradient_equal_the_loop(loss, reduction, importance):
     assert loss == "reinforce" or 0 < metrics["clip_frac"] < 1
     assert importance == "none" or 0 < metrics["importance_capped_frac"] < 1
     assert value == pytest.approx(loop_loss(data, spec, data.new, data.entropy), rel=1e-12)
-    assert grad_new.tolist() == pytest.approx(loop_gradient(data, spec, "new"), abs=1e-9)
+    expected = loop_gradient(data, spec, "new")
+    record_property(
+        "error", max(abs(a - b) for a, b in zip(grad_new.tolist(), expected, strict=True))
+    )
+    assert grad_new.tolist() == pytest.approx(expected, abs=1e-9)
     assert grad_entropy.tolist() == pytest.approx(loop_gradient(data, spec, "entropy"), abs=1e-9)
 
 
 @pytest.mark.parametrize(("loss", "reduction", "importance"), ALL)
-def test_any_split_gives_the_same_update_and_the_same_metrics(loss, reduction, importance):
+def test_any_split_gives_the_same_update_and_the_same_metrics(
+    loss, reduction, importance, record_property
+):
     spec = spec_of(loss, reduction, importance, kl_coef=0.3, entropy_coef=0.05)
     data = make_data(seed=4)
     whole = run(data, spec, SPLITS["1x8"])
@@ -233,6 +239,7 @@ def test_any_split_gives_the_same_update_and_the_same_metrics(loss, reduction, i
         parts = run(data, spec, SPLITS[split])
         assert parts[0] == pytest.approx(whole[0], rel=1e-6), split
         for got, expected in zip(parts[1:3], whole[1:3], strict=True):
+            record_property("error", float((got - expected).norm() / expected.norm()))
             assert (got - expected).norm() <= 1e-6 * expected.norm(), split
             assert expected.norm() > 0
         assert parts[3] == pytest.approx(whole[3], rel=1e-6), split

@@ -61,14 +61,16 @@ def transformers_positions(ids: np.ndarray, grids: list[tuple[int, int]], merge:
 
 @pytest.mark.parametrize("merge", [1, 2])
 @pytest.mark.parametrize("name", IMAGES)
-def test_equal_to_the_models_own_positions(name, merge):
+def test_equal_to_the_models_own_positions(name, merge, record_property):
     grids = IMAGES[name]
     texts = [*[4, 1, 6, 2, 3, 5][: len(grids)], 7]
     ids = sequence(texts, grids)
     ours = mrope_positions(ids, grids, PAD)
     assert ours.dtype == np.int64
     assert ours.shape == (3, len(ids))
-    np.testing.assert_array_equal(ours, transformers_positions(ids, grids, merge))
+    theirs = transformers_positions(ids, grids, merge)
+    record_property("error", float(np.abs(ours - theirs).max()))
+    np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(ours, reference(texts, grids))
 
 

@@ -10,7 +10,7 @@ from support.episodes import expert_moves, walk
 from wayfinder.record.episodes import episodes_path, write_episodes
 from wayfinder.record.layout import CONFIG_FILE, METRICS_FILE
 from wayfinder.record.metrics import MetricsLog
-from wayfinder.record.report import final_picture, learning_curve, wilson_interval
+from wayfinder.record.report import final_picture, learning_curve
 from wayfinder.types import Outcome
 
 CONFIG = {
@@ -21,14 +21,6 @@ CONFIG = {
     "rollout": {"temperature": 0.7},
 }
 BLUE = (0x2F, 0x5F, 0xD0)
-
-
-def test_wilson_interval_against_known_values():
-    # 62 of 64 and 0 of 10, as statsmodels' proportion_confint(method="wilson") gives them.
-    assert wilson_interval(62, 64) == pytest.approx((0.8930, 0.9914), abs=1e-4)
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert wilson_interval(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 @pytest.fixture

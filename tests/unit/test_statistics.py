@@ -50,9 +50,16 @@ def test_equal_values_do_not_claim_certainty():
     assert (round(low, 4), high) == (0.9434, 1.0)  # 64 / (64 + 1.96^2)
     assert interval_of_mean([0.0] * 64) == pytest.approx((0.0, 1 - low))
     assert interval_of_mean([0.5] * 3) == (0.5, 0.5)
-    assert wilson_interval(100, 0.5) == pytest.approx((0.40383, 0.59617), abs=1e-5)
     with pytest.raises(ValueError, match="one or more"):
         interval_of_mean([])
+
+
+def test_wilson_interval_against_known_values():
+    # 62 of 64 and 0 of 10, as statsmodels' proportion_confint(method="wilson") gives them.
+    assert wilson_interval(62, 64) == pytest.approx((0.8930, 0.9914), abs=1e-4)
+    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson_interval(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 def test_a_paired_comparison_forgets_what_is_hard_for_both():

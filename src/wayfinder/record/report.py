@@ -19,6 +19,7 @@ from wayfinder.record.episodes import frame_hashes, latest_episodes, read_episod
 from wayfinder.record.layout import CONFIG_FILE, METRICS_FILE
 from wayfinder.record.metrics import read_metrics
 from wayfinder.record.pictures import PAPER, contact_sheet, episode_gif, pick_episodes
+from wayfinder.statistics import wilson_interval
 
 CURVE_FILE = "learning_curve.png"
 SHEET_FILE = "episodes.png"
@@ -26,17 +27,6 @@ PICTURE_FILE = "picture.png"
 
 _BLUE, _GREEN, _ORANGE, _INK, _FAINT = "#2f5fd0", "#168a56", "#d9822b", "#262a33", "#9aa0ab"
 _PHASES = (("rollout", _BLUE), ("update", _ORANGE), ("sync", _GREEN), ("eval", "#8e5bb5"))
-
-
-def wilson_interval(solved: float, episodes: float, z: float = 1.96) -> tuple[float, float]:
-    """Interval of a binomial share, 95% for z = 1.96 (Wilson 1927). No episodes: (0, 1)."""
-    if episodes <= 0:
-        return 0.0, 1.0
-    share = solved / episodes
-    scale = 1 + z * z / episodes
-    center = share + z * z / (2 * episodes)
-    spread = z * math.sqrt(share * (1 - share) / episodes + z * z / (4 * episodes * episodes))
-    return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)
 
 
 def learning_curve(run_path: Path) -> Path:

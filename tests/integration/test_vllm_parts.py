@@ -1,7 +1,8 @@
-"""Our LoRA for vLLM on a CPU against vLLM's own, and against the products written out."""
+"""Parts of vLLM and our counterparts, without an engine: LoRA on a CPU, M-RoPE positions."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,7 +32,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_prefill", [True, False])
 @pytest.mark.parametrize("requests", [[11, 11, 11], [12], [11, 12, 11]])
-def test_equals_vllms_own_for_adapters(requests, is_prefill, dtype):
+def test_equals_vllms_own_for_adapters(requests, is_prefill, dtype, record_property):
     lengths = [5, 3, 7][: len(requests)] if is_prefill else [1] * len(requests)
     dense, upstream = wrappers(requests, lengths, is_prefill)
     n = sum(lengths)
@@ -44,6 +45,8 @@ def test_equals_vllms_own_for_adapters(requests, is_prefill, dtype):
     upstream.add_lora_linear(expected, x, a, b, 0.5, SLICES)
     assert not torch.allclose(expected, start, atol=0.1)
     tolerance = 1e-5 if dtype is torch.float32 else 0.1
+    if dtype is torch.float32:
+        record_property("error", float((found - expected).abs().max()))
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
     low = random(n, RANK, dtype=dtype, seed=10)
@@ -65,3 +68,35 @@ def test_tokens_without_an_adapter_stay_as_they_are():
     for row, slot in enumerate(slots):
         expected = torch.zeros(16) if slot is None else 2 * (b[slot, 0] @ (a[slot, 0] @ x[row]))
         torch.testing.assert_close(y[row], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grids", [[], [(9, 9)], [(2, 5), (4, 1), (3, 3)], [(7, 1), (1, 7)]])
+def test_positions_equal_those_of_vllms_model(grids, record_property):
+    from types import SimpleNamespace
+
+    from transformers import Qwen3VLConfig
+    from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
+
+    from wayfinder.batch.positions import mrope_positions
+
+    config = Qwen3VLConfig(vision_config={"spatial_merge_size": 2})
+    pad = config.image_token_id
+    ids: list[int] = []
+    features = []
+    for number, (height, width) in enumerate(grids):
+        ids += [1] * (4 + number)
+        grid = SimpleNamespace(data=torch.tensor([1, 2 * height, 2 * width]))
+        features.append(
+            SimpleNamespace(
+                modality="image",
+                mm_position=SimpleNamespace(offset=len(ids)),
+                data={"image_grid_thw": grid},
+            )
+        )
+        ids += [pad] * (height * width)
+    ids += [1] * 6
+    theirs, _ = Qwen3VLForConditionalGeneration._get_mrope_input_positions(ids, features, config)
+    ours = mrope_positions(np.array(ids), grids, pad)
+    record_property("error", float(np.abs(ours - theirs.numpy()).max()))
+    np.testing.assert_array_equal(ours, theirs.numpy())

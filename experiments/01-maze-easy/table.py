@@ -1,0 +1,110 @@
+"""Table and figure of the main job over seeds, from the files of its runs.
+
+    python experiments/01-maze-easy/table.py outputs/maze_easy/seed-{0,1,2}    # copy, then draw
+    python experiments/01-maze-easy/table.py                                   # draw
+
+Copies `metrics.jsonl` and `summary.json` of each run beside itself, prints the table of the record
+and draws `curve.png`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+PHASES = ("rollout", "update", "sync", "save")
+
+
+def main(runs: list[str]) -> None:
+    for run in map(Path, runs):
+        target = HERE / run.name
+        target.mkdir(exist_ok=True)
+        for name in ("metrics.jsonl", "summary.json"):
+            shutil.copy(run / name, target / name)
+    rows = [figures(path) for path in sorted(HERE.glob("seed-*"))]
+    names = list(rows[0])
+    print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
+    for row in rows:
+        print("| " + " | ".join(str(row[name]) for name in names) + " |")
+    draw(sorted(HERE.glob("seed-*")))
+
+
+def read(path: Path) -> tuple[list[dict], dict]:
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return lines, json.loads((path / "summary.json").read_text())
+
+
+def figures(path: Path) -> dict[str, str]:
+    lines, summary = read(path)
+    first, last = lines[0], lines[-1]
+    merged: dict = {}
+    for line in lines:
+        merged |= line
+    steps = [line for line in lines if "time/rollout_s" in line]
+    between = statistics.mean(b["elapsed_s"] - a["elapsed_s"] for a, b in itertools.pairwise(steps))
+    shares = [
+        statistics.mean(line.get(f"time/{name}_s", 0.0) for line in steps) / between
+        for name in PHASES[:3]
+    ]
+    solved = [line["train/solve_rate"] for line in steps]
+    return {
+        "seed": path.name.removeprefix("seed-"),
+        "first": f"{first['eval/num_solved']:.0f}/{first['eval/num_episodes']:.0f}",
+        "last": f"{merged['eval/num_solved']:.0f}/{merged['eval/num_episodes']:.0f}",
+        "greedy": f"{merged['greedy/num_solved']:.0f}/{merged['greedy/num_episodes']:.0f}",
+        "unseen": f"{merged['unseen/num_solved']:.0f}/{merged['unseen/num_episodes']:.0f}",
+        "training over 90% at step": str(next(i for i, s in enumerate(solved, 1) if s > 0.9)),
+        "mismatch max": f"{max(s.get('mismatch/abs_logprob_diff_max', 0) for s in steps):.1e}",
+        "first evaluation": f"{first['elapsed_s']:.0f} s",
+        "whole run": f"{summary['wall_s'] / 60:.1f} min",
+        "memory": f"{summary['peak_memory_bytes'] / 2**30:.1f} GiB",
+        "rollout / update / sync / other": " / ".join(
+            f"{100 * share:.0f}%" for share in (*shares, 1 - sum(shares))
+        ),
+        "commit": f"{summary['commit'][:7]}{' (changed)' if summary['dirty'] else ''}",
+        "steps": str(last["step"]),
+    }
+
+
+def draw(paths: list[Path]) -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+    for path in paths:
+        lines, _ = read(path)
+        steps = [line for line in lines if "train/solve_rate" in line]
+        evaluations = [line for line in lines if "eval/solve_rate" in line]
+        color = left.plot(
+            [line["step"] for line in steps],
+            [line["train/solve_rate"] for line in steps],
+            label=path.name.replace("-", " "),
+        )[0].get_color()
+        left.plot(
+            [line["step"] for line in evaluations],
+            [line["eval/solve_rate"] for line in evaluations],
+            "o",
+            color=color,
+        )
+        right.plot(
+            [line["step"] for line in steps],
+            [line["train/mean_turns"] for line in steps],
+            color=color,
+        )
+    left.set(title="solve rate (line: training, dot: 64 mazes)", xlabel="step", ylim=(0, 1.03))
+    right.set(title="turns per training episode", xlabel="step", ylim=(0, None))
+    left.legend()
+    figure.savefig(HERE / "curve.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
