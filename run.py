@@ -17,6 +17,9 @@ from omegaconf import DictConfig
 from wayfinder.config.load import check_command, load_config, register_schema
 from wayfinder.errors import ConfigError, WayfinderError
 
+# The exception alone cannot tell: one that passes through Ray comes out as another.
+_terminated: list[int] = []
+
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> float:
@@ -33,9 +36,9 @@ def main(cfg: DictConfig) -> float:
         else:
             from wayfinder.loop import train as task
         return task(config, list(job.overrides.task), began)
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt:
         print("interrupted; repeat the command to go on", file=sys.stderr)
-        sys.exit(143 if stop.args else 130)
+        sys.exit(143 if _terminated else 130)
     except WayfinderError as error:
         code = _refuse(error)
         if job.mode is RunMode.MULTIRUN:  # Hydra notes the failed job and starts the others.
@@ -44,7 +47,8 @@ def main(cfg: DictConfig) -> float:
 
 
 def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt(signum)
+    _terminated.append(signum)
+    raise KeyboardInterrupt
 
 
 def _refuse(error: WayfinderError) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import statistics
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-PHASES = ("rollout", "update", "sync", "save")
+PHASES = ("rollout", "update", "sync")
 
 
 def main(runs: list[str]) -> None:
@@ -53,11 +52,13 @@ def figures(path: Path) -> dict[str, str]:
     for line in lines:
         merged |= line
     steps = [line for line in lines if "time/rollout_s" in line]
-    between = statistics.mean(b["elapsed_s"] - a["elapsed_s"] for a, b in itertools.pairwise(steps))
-    shares = [
-        statistics.mean(line.get(f"time/{name}_s", 0.0) for line in steps) / between
-        for name in PHASES[:3]
-    ]
+    # A step lasts from the line before it, of a step or an evaluation, to its own.
+    total = sum(
+        after["elapsed_s"] - before["elapsed_s"]
+        for before, after in itertools.pairwise(lines)
+        if "time/rollout_s" in after
+    )
+    shares = [sum(line.get(f"time/{name}_s", 0.0) for line in steps) / total for name in PHASES]
     solved = [line["train/solve_rate"] for line in steps]
     return {
         "seed": path.name.removeprefix("seed-"),
@@ -102,7 +103,7 @@ def draw(paths: list[Path]) -> None:
         )
     left.set(title="solve rate (line: training, dot: 64 mazes)", xlabel="step", ylim=(0, 1.03))
     right.set(title="turns per training episode", xlabel="step", ylim=(0, None))
-    left.legend()
+    left.legend(loc="lower right")
     figure.savefig(HERE / "curve.png", dpi=110)
 
 

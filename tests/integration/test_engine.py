@@ -354,3 +354,23 @@ def test_ranks_and_scales_mean_the_same_on_both_sides(bench, tmp_path, lora, rec
         assert np.abs(other.differences(episodes, frames)).max() > 1e-2
     finally:
         other.close()
+
+
+def test_an_adapter_that_fits_no_module_is_noticed(bench):
+    """Keys of another model class. vLLM may load such a file and apply nothing of it."""
+    bench.serve(nonzero_adapter(bench.model))
+    episodes, frames = bench.episodes([2])
+    turn = episodes[0].turns[0]
+    ids = (*episodes[0].prefix_ids, *turn.opening_ids, *turn.reply_ids)
+    probe = (ids, turn.frames, {turn.frames[0]: frames[turn.frames[0]]})
+    good = bench.run(bench.engine.probe(*probe))
+    tensors, config = bench.trainer.adapter_state()
+    renamed = {name.replace(".language_model.", ".other."): t for name, t in tensors.items()}
+    assert renamed.keys().isdisjoint(tensors)
+    bench.version += 1
+    published = publish(
+        bench.root, bench.version, renamed, config, base_model=bench.model, step=bench.version
+    )
+    bench.run(bench.engine.load_adapter(published.version, Path(published.path)))
+    answer = bench.run(bench.engine.probe(*probe))
+    assert np.abs(np.subtract(answer, good)).max() > 1e-2

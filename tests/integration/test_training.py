@@ -181,3 +181,23 @@ def test_the_canary_learns_nothing(root):
     assert [line["train/lr"] for line in steps] == [0, 0]
     assert any(line["train/grad_norm"] > 0 for line in steps)
     assert max(abs(line["train/ratio_mean"] - 1) for line in steps) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("override", "words", "versions"),
+    [
+        # No engine and trainer agree to the last bit, so these bounds break at once.
+        ("sync.probe_tolerance=1e-12", "does not serve adapter version 0", ["0"]),
+        ("algorithm.mismatch={alarm:1e-12,stop:1e-12}", "Nothing was trained in this step", ["0"]),
+    ],
+)
+def test_a_bound_that_is_broken_stops_the_run(root, override, words, versions):
+    name = override.split("=")[0]
+    output = run(root, name, override, "eval.tasks=1", expect=1)
+    assert words in output
+    assert override.split("=")[0] in output
+    summary = json.loads((root / name / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert words in summary["error"]
+    published = [p.name for p in (root / name / "adapters").iterdir() if p.name.isdigit()]
+    assert published == versions

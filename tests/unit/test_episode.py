@@ -181,7 +181,7 @@ def test_a_lost_engine_takes_no_part_in_group_statistics(stage):
         for member, script in enumerate([saying(*EXPERT, STOP), saying(STOP), saying(STOP)])
     )
     lost = replace(lost, outcome=Outcome.ENGINE_LOST, reward=0.0)
-    spec = PlanSpec("grpo_no_std", "drop", True, "token_mean", None, 1, 10_000, 1)
+    spec = PlanSpec("grpo_no_std", "drop", True, "token_mean", None, 1, 10_000, False, 1)
     group = Group(TASK, (solved, stopped, lost))
     assert group.valid == (solved, stopped)
     plan = update_plan([group], spec)
@@ -193,7 +193,7 @@ def test_form_is_rewarded_but_is_no_success(stage):
     (episode,) = stage.play(saying(BUMP), replace(SPEC, max_turns=2, task_reward=0.0))
     assert episode.reward == 0.25
     assert not episode.success
-    plan_spec = PlanSpec("grpo", "drop", True, "token_mean", None, 1, 10_000, 1)
+    plan_spec = PlanSpec("grpo", "drop", True, "token_mean", None, 1, 10_000, False, 1)
     metrics = update_plan([Group(TASK, (episode, episode))], plan_spec).metrics
     assert metrics["train/groups_none_solved"] == 1
     assert metrics["train/groups_all_solved"] == 0
