@@ -7,6 +7,7 @@ SIGTERM). An interrupted or failed run goes on when its command is repeated.
 import signal
 import sys
 import time
+from pkgutil import resolve_name
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,6 +20,8 @@ from wayfinder.errors import ConfigError, WayfinderError
 
 # The exception alone cannot tell: one that passes through Ray comes out as another.
 _terminated: list[int] = []
+# The module whose function of the same name does a task.
+TASKS = {"train": "loop", "evaluate": "loop", "sft": "prepare", "report": "reporting"}
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -29,21 +32,16 @@ def main(cfg: DictConfig) -> float:
     job = HydraConfig.get()
     try:
         config = load_config(cfg)
-        if config.task == "sft":
-            from wayfinder.prepare import prepare as task
-        elif config.task == "evaluate":
-            from wayfinder.loop import evaluate as task
-        else:
-            from wayfinder.loop import train as task
+        task = resolve_name(f"wayfinder.{TASKS[config.task]}:{config.task}")
         return task(config, list(job.overrides.task), began)
     except KeyboardInterrupt:
         print("interrupted; repeat the command to go on", file=sys.stderr)
         sys.exit(143 if _terminated else 130)
     except WayfinderError as error:
-        code = _refuse(error)
+        print(error, file=sys.stderr)
         if job.mode is RunMode.MULTIRUN:  # Hydra notes the failed job and starts the others.
             raise CompactHydraException(str(error)) from error
-        sys.exit(code)
+        sys.exit(error.exit_code)
 
 
 def _interrupt(signum: int, frame: object) -> None:
@@ -51,15 +49,11 @@ def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _refuse(error: WayfinderError) -> int:
-    print(error, file=sys.stderr)
-    return 2 if isinstance(error, ConfigError) else 1
-
-
 if __name__ == "__main__":
     register_schema()
     try:
         check_command(sys.argv[1:])
+        main()
     except ConfigError as error:
-        sys.exit(_refuse(error))
-    main()
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -9,9 +9,13 @@ To add one: subclass `WayfinderError` and the built-in type that it refines, and
 class WayfinderError(Exception):
     """Root of every error with a message for the user."""
 
+    exit_code = 1  # of run.py
+
 
 class ConfigError(WayfinderError, ValueError):
     """The composed configuration cannot run. The message lists every violation."""
+
+    exit_code = 2
 
 
 class RunDirError(WayfinderError, OSError):

@@ -10,7 +10,7 @@ from wayfinder.record.provenance import commit
 from wayfinder.train.sft import run_sft
 
 
-def prepare(config: Config, overrides: list[str], began: float) -> float:
+def sft(config: Config, overrides: list[str], began: float) -> float:
     """Run, resume or look up one preparation; the solve rate of the start it made."""
     name = config.run.name or run_name(config.experiment, overrides, config.seed)
     directory = Path(config.paths.root).expanduser() / name

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.configs import model_directory
+from support.runs import make_run
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
@@ -149,6 +150,21 @@ def test_a_job_gets_its_config_and_leaves_no_directories(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Config 4 ['+experiment=maze_easy'")
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_report_needs_no_model_and_no_experiment(tmp_path):
+    make_run(tmp_path / "runs", [], {0: 0.5})
+    done = _run(tmp_path, "task=report", "root=runs")
+    assert done.returncode == 0, done.stderr
+    assert "# 1 run\n" in (tmp_path / "runs" / "report" / "results.md").read_text()
+    done = _run(tmp_path, "task=report", "root=nowhere")
+    assert done.returncode == 2
+    assert "root=nowhere: expected a directory with runs below it" in done.stderr
+    (tmp_path / "empty").mkdir()
+    done = _run(tmp_path, "task=report", "paths.root=empty")
+    assert done.returncode == 1
+    assert "run directories were expected" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_evaluation_is_dispatched_by_its_task(tmp_path):

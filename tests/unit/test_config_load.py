@@ -270,6 +270,8 @@ def test_a_key_that_determines_the_result_changes_the_hash(config, key, value):
         ("model.name", "other"),
         ("experiment", "other"),
         ("sft.env_id", "maze_2d/hard"),
+        ("root", "/elsewhere"),
+        ("report.compare", ["a", "b"]),
     ],
 )
 def test_a_key_that_does_not_leaves_the_hash_alone(config, key, value):

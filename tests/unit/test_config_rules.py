@@ -320,6 +320,21 @@ def test_an_evaluation_ignores_the_settings_of_training_and_may_be_greedy(config
     assert [violation.key for violation in rules.violations(config)] == ["rollout.top_p"]
 
 
+def test_a_report_needs_only_a_directory_that_it_can_write_into(config, tmp_path):
+    config.task = TaskKind.report
+    set_keys(config, {"model.path": "./nowhere", "eval.tasks": 0, "root": str(tmp_path)})
+    assert rules.violations(config) == []
+    config.root = None
+    config.paths.root = str(tmp_path / "nowhere")
+    (violation,) = rules.violations(config)
+    assert (violation.key, violation.given) == ("paths.root", str(tmp_path / "nowhere"))
+    config.root = str(tmp_path / "neither")
+    assert [violation.key for violation in rules.violations(config)] == ["root"]
+    config.root = "/proc/self"
+    (violation,) = rules.violations(config)
+    assert "cannot be written" in violation.mend
+
+
 @pytest.fixture
 def preparation(config: Config) -> Config:
     config.task = TaskKind.sft

@@ -15,8 +15,18 @@ from wayfinder.config.schema import Config, TaskKind
 LABELS = ("experiment", "model.name", "algorithm.name")
 """Names for people: they are recorded and change nothing."""
 
-PLACES = ("paths", "run", "tracking", "sync.dir", "sync.keep", "checkpoint", "cluster.address")
-"""Where files and figures go, and how many of them are kept."""
+PLACES = (
+    "paths",
+    "run",
+    "tracking",
+    "sync.dir",
+    "sync.keep",
+    "checkpoint",
+    "cluster.address",
+    "root",
+    "report",
+)
+"""Where files and figures go or come from, and how many of them are kept."""
 
 LIMITS = (
     "algorithm.mismatch",
@@ -44,6 +54,7 @@ _UNUSED: dict[TaskKind, tuple[str, ...]] = {
     TaskKind.train: ("sft",),
     TaskKind.evaluate: ("sft", "algorithm", "steps"),
     TaskKind.sft: ("model", "env", "algorithm", "rollout", "sync", "eval", "steps"),
+    TaskKind.report: ("model", "env", "algorithm", "rollout", "sync", "eval", "steps", "sft"),
 }
 _LONGEST_NAME = 120
 _LONGEST_VALUE = 40
@@ -92,18 +103,27 @@ def run_name(experiment: str, overrides: Sequence[str], seed: int) -> str:
     for its records goes on with the same run. Both parts hold letters, digits, '.', '_' and '-'
     alone and at most 120 characters, so a name never needs quoting; what does not fit is hashed.
     """
-    fields = []
-    for override in overrides:
-        key, _, value = override.partition("=")
-        key = key.lstrip("+~")
-        if not _is_below(key, NOT_IN_NAME):
-            fields.append(f"{_safe(key)}-{_safe(_canonical(value))}")
-    fields.sort()
+    fields = sorted(
+        f"{_safe(key)}-{_safe(value)}" for key, value in changed_values(overrides).items()
+    )
     label = "_".join([*fields, f"seed-{seed}"])
     if len(label) > _LONGEST_NAME:
         shown = "_".join(fields)[: _LONGEST_NAME - 40]
         label = f"{shown}.{_digest('_'.join(fields))}_seed-{seed}"
     return f"{_safe(experiment)}/{label}"
+
+
+def changed_values(overrides: Sequence[str]) -> dict[str, str]:
+    """Keys (or groups) and values of the overrides that make a run another one than its experiment:
+    all but the seed and those of `NOT_IN_NAME`. Values are written in one form."""
+    pairs = (override.partition("=") for override in overrides)
+    values = {key.lstrip("+~"): _canonical(value) for key, _, value in pairs}
+    return {key: value for key, value in values.items() if not _is_below(key, NOT_IN_NAME)}
+
+
+def flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a nested record by their dotted keys."""
+    return dict(_flat(record))
 
 
 def _plain(value: Any) -> Any:

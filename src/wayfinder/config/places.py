@@ -145,6 +145,27 @@ def directories_can_be_written(config: Config) -> Iterator[Violation]:
             )
 
 
+def reported_directory(config: Config) -> Path:
+    """Where `task=report` looks for runs."""
+    return Path(config.paths.root if config.root is None else config.root).expanduser().absolute()
+
+
+def the_reported_directory_is_there(config: Config) -> Iterator[Violation]:
+    directory = reported_directory(config)
+    key, given = ("paths.root", config.paths.root) if config.root is None else ("root", config.root)
+    if not directory.is_dir():
+        yield Violation(
+            key,
+            "a directory with runs below it",
+            given,
+            f"There is no directory {directory}: set root=<directory>",
+        )
+    elif problem := _why_not_writable(directory):
+        yield Violation(
+            key, "a directory that can be written into", given, f"{problem}: make it writable"
+        )
+
+
 def a_gpu_is_here_when_one_is_asked_for(config: Config) -> Iterator[Violation]:
     # With an address the GPUs are on other machines; Ray knows them, we do not.
     if config.cluster.device is not Device.cuda or config.cluster.address is not None:

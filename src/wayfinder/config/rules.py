@@ -65,6 +65,7 @@ def violations(config: Config) -> list[Violation]:
         TaskKind.train: bounds.ALWAYS + bounds.TRAIN,
         TaskKind.evaluate: bounds.ALWAYS + bounds.EVALUATE,
         TaskKind.sft: sft_rules.BOUNDS,
+        TaskKind.report: (),
     }
     found = list(bounds.broken(config, ranges[config.task]))
     # A key that is out of its range has had its say; a relation would only repeat it.
@@ -311,6 +312,17 @@ def mismatch_warns_before_it_stops(config: Config) -> Iterator[Violation]:
         )
 
 
+def a_comparison_is_of_two(config: Config) -> Iterator[Violation]:
+    compared = config.report.compare
+    if len(compared) not in (0, 2):
+        yield Violation(
+            "report.compare",
+            "nothing or two evaluations",
+            f"[{','.join(compared)}]",
+            "Set report.compare=[<run>,<run>]; a run may be followed by @<step>",
+        )
+
+
 def run_name_needs_no_quoting(config: Config) -> Iterator[Violation]:
     name = config.run.name
     if name is not None and not _RUN_NAME.fullmatch(name):
@@ -356,5 +368,9 @@ RULES: dict[TaskKind, tuple[Rule, ...]] = {
         *sft_rules.RULES,
         places.directories_can_be_written,
         run_name_needs_no_quoting,
+    ),
+    TaskKind.report: (
+        places.the_reported_directory_is_there,
+        a_comparison_is_of_two,
     ),
 }

@@ -18,6 +18,7 @@ class TaskKind(StrEnum):
     train = "train"
     evaluate = "evaluate"
     sft = "sft"
+    report = "report"
 
 
 class OnExisting(StrEnum):
@@ -353,6 +354,13 @@ class PathsConfig:
 
 
 @dataclass
+class ReportConfig:
+    compare: list[str]
+    """Nothing, or two evaluations that are compared maze by maze. Each is a run directory (its last
+    evaluation), <run>@<step>, a checkpoint directory of a run, or an episodes file."""
+
+
+@dataclass
 class RunConfig:
     name: str | None
     """Directory name of the run below paths.root; null derives it from experiment and overrides."""
@@ -365,6 +373,9 @@ class Config:
     """Root of the composed configuration."""
 
     task: TaskKind
+    root: str | None
+    """task=report: directory whose runs are reported, and under which the report is written; null:
+    paths.root."""
     experiment: str
     """Label of the experiment; experiment files set it."""
     seed: int
@@ -381,6 +392,7 @@ class Config:
     checkpoint: CheckpointConfig
     paths: PathsConfig
     run: RunConfig
+    report: ReportConfig
     sft: SftConfig
 
     @property

@@ -162,6 +162,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [steps[step] for step in sorted(steps)]
 
 
+def broken_lines(path: Path) -> int:
+    """How many lines `read_metrics` leaves out, a last one that is still being written apart."""
+    if not path.exists():
+        return 0
+    raws = path.read_bytes().splitlines(keepends=True)
+    return sum(raw.endswith(b"\n") and _parse(raw) is None for raw in raws)
+
+
 def _parse(raw: bytes) -> dict[str, Any] | None:
     """The object of one line, None if it is not a whole one."""
     try:

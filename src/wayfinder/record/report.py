@@ -39,7 +39,7 @@ def learning_curve(run_path: Path) -> Path:
 
     lines = read_metrics(run_path / METRICS_FILE)
     # Not pyplot: a figure of its own leaves the caller's back end and open figures alone.
-    figure = Figure(figsize=(13, 8), dpi=100, facecolor=_hex(PAPER), layout="constrained")
+    figure = Figure(figsize=(13, 8), dpi=100, facecolor=hex_color(PAPER), layout="constrained")
     figure.get_layout_engine().set(rect=(0.012, 0.012, 0.976, 0.976), hspace=0.06)
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 3, height_ratios=(2.1, 1))
@@ -124,7 +124,7 @@ def _draw_rates(axes: Any, lines: Sequence[dict[str, Any]], title: str) -> None:
     if axes.get_legend_handles_labels()[0]:
         low = rates and rates[-1] < 0.4  # then the curve ends where the legend would be
         axes.legend(loc="upper right" if low else "lower right", frameon=False, borderaxespad=1.6)
-    _plain_axes(axes)
+    plain_axes(axes)
 
 
 def _draw_series(
@@ -145,7 +145,7 @@ def _draw_series(
             axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_title(label, loc="left", fontsize=10, color=_INK)
     axes.set_xlabel("step")
-    _plain_axes(axes)
+    plain_axes(axes)
 
 
 def _draw_times(axes: Any, lines: Sequence[dict[str, Any]]) -> None:
@@ -162,10 +162,11 @@ def _draw_times(axes: Any, lines: Sequence[dict[str, Any]]) -> None:
         axes.legend(frameon=False, fontsize=8, ncols=len(_PHASES), loc="upper left")
     axes.set_title("seconds per step", loc="left", fontsize=10, color=_INK)
     axes.set_xlabel("step")
-    _plain_axes(axes)
+    plain_axes(axes)
 
 
-def _plain_axes(axes: Any) -> None:
+def plain_axes(axes: Any) -> None:
+    """The look of every plot: whole steps, faint grid, and a word where there is nothing."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_facecolor("white")
@@ -195,5 +196,6 @@ def _title(run_path: Path) -> str:
         return run_path.name
 
 
-def _hex(color: tuple[int, int, int]) -> str:
+def hex_color(color: tuple[int, int, int]) -> str:
+    """A color of `pictures.py` as matplotlib takes it."""
     return "#{:02x}{:02x}{:02x}".format(*color)

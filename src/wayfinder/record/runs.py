@@ -1,0 +1,186 @@
+"""The runs below a directory as their files tell, whether finished, failed, running or partial.
+
+Nothing that lies there stops the reader. A directory that cannot be a row of a table is named with
+the reason; what is missing in one that can is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from wayfinder.config.identity import changed_values, flat
+from wayfinder.record.layout import (
+    ADAPTERS_DIR,
+    CHECKPOINTS_DIR,
+    CONFIG_FILE,
+    EPISODES_DIR,
+    EVENTS_FILE,
+    LOCK_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    WANDB_DIR,
+)
+from wayfinder.record.lock import read_holder
+from wayfinder.record.metrics import broken_lines, read_metrics
+
+FINISHED = "finished"
+RUNNING = "running"
+UNFINISHED = "unfinished"
+"""No summary, and no process that will write one: the run was killed."""
+
+_INSIDE_RUNS = {ADAPTERS_DIR, CHECKPOINTS_DIR, EPISODES_DIR, WANDB_DIR}
+_ATTEMPT = re.compile(r"^\S+ (?:created|resumed) pid=", re.MULTILINE)
+_MARKS = (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, EVENTS_FILE)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one run directory says. Metrics are those of `read_metrics`, one line a step."""
+
+    path: Path
+    name: str  # path below the directory that was searched
+    stored: dict[str, Any]  # config.resolved.json
+    lines: list[dict[str, Any]]
+    summary: dict[str, Any]  # empty: the run has not ended
+    status: str  # of the summary, or RUNNING, or UNFINISHED
+    attempts: int  # starts and resumes
+    notes: tuple[str, ...]  # what is missing or was left out
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.stored["config"]
+
+    @property
+    def experiment(self) -> str:
+        return str(self.config.get("experiment", ""))
+
+    @property
+    def overrides(self) -> list[str]:
+        """Of the first attempt."""
+        given = self.stored.get("overrides")
+        return [str(override) for override in given] if isinstance(given, list) else []
+
+    @cached_property
+    def changed(self) -> dict[str, str]:
+        """The overrides that make it another run than its experiment, the seed apart."""
+        return changed_values(self.overrides)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The configuration by dotted keys."""
+        return flat(self.config)
+
+    def value(self, key: str) -> Any:
+        """What the run had for a key, or for a group (its option or name); None if it says none."""
+        if key in self.values:
+            found = self.values[key]
+            return json.dumps(found) if isinstance(found, list) else found
+        return self.changed.get(key, self.values.get(f"{key}.name"))
+
+    @property
+    def wall_s(self) -> float | None:
+        """Seconds over all attempts; of a run that has not ended, up to its last line."""
+        ended = as_number(self.summary.get("wall_s"))
+        if ended is not None:
+            return ended
+        return max((line["elapsed_s"] for line in self.lines), default=None)
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """(step, value) wherever the metric is a number."""
+        pairs = ((line["step"], as_number(line.get(metric))) for line in self.lines)
+        return [(step, value) for step, value in pairs if value is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A directory that looks like a run and cannot be read as one."""
+
+    name: str
+    reason: str
+
+
+def read_runs(root: Path) -> tuple[list[RunRecord], list[LeftOut]]:
+    """Every run at or below `root`, by name, and what was left out."""
+    runs: list[RunRecord] = []
+    left_out: list[LeftOut] = []
+    for path in _run_directories(root):
+        found = read_run(path, root)
+        (runs if isinstance(found, RunRecord) else left_out).append(found)
+    return runs, left_out
+
+
+def read_run(path: Path, root: Path | None = None) -> RunRecord | LeftOut:
+    """One run directory; it is named by its path below `root`."""
+    name = path.name if root in (None, path) else path.relative_to(root).as_posix()
+    stored = _read_json(path / CONFIG_FILE)
+    if isinstance(stored, str):
+        return LeftOut(name, stored)
+    if not isinstance(stored.get("config"), dict):
+        return LeftOut(name, f"{CONFIG_FILE} holds no config")
+    notes = []
+    try:
+        lines = read_metrics(path / METRICS_FILE)
+        broken = broken_lines(path / METRICS_FILE)
+    except OSError as error:
+        lines, broken = [], 0
+        notes.append(f"{METRICS_FILE}: {error.strerror or error}")
+    if broken:
+        notes.append(f"{METRICS_FILE}: {broken} broken lines were left out")
+    summary = _read_json(path / SUMMARY_FILE) if (path / SUMMARY_FILE).exists() else {}
+    if isinstance(summary, str):
+        notes.append(summary)
+        summary = {}
+    status, note = _status(path, summary)
+    if note:
+        notes.append(note)
+    return RunRecord(path, name, stored, lines, summary, status, _attempts(path), tuple(notes))
+
+
+def as_number(value: Any) -> float | None:
+    """The value if it is a number, which a broken or older file does not promise."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None
+
+
+def _run_directories(root: Path) -> Iterator[Path]:
+    for directory, below, files in os.walk(root):
+        if any(mark in files for mark in _MARKS):
+            yield Path(directory)
+            below[:] = [name for name in below if name not in _INSIDE_RUNS]
+        below[:] = sorted(name for name in below if not name.startswith("."))
+
+
+def _status(path: Path, summary: dict[str, Any]) -> tuple[str, str | None]:
+    if summary:
+        return str(summary.get("status", "unknown")), None
+    holder = read_holder(path / LOCK_FILE)
+    if holder is None or holder.is_gone():
+        return UNFINISHED, "no summary, and its process is gone: repeat its command to go on"
+    return RUNNING, f"still running, as far as can be seen from here: {holder}"
+
+
+def _attempts(path: Path) -> int:
+    try:
+        return len(_ATTEMPT.findall((path / EVENTS_FILE).read_text(errors="replace")))
+    except OSError:
+        return 0
+
+
+def _read_json(path: Path) -> dict[str, Any] | str:
+    """The object in a file, or why there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return f"no {path.name}"
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror or error}"
+    except ValueError as error:
+        return f"{path.name} is not JSON: {error}"
+    return value if isinstance(value, dict) else f"{path.name} holds no object"
