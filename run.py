@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from wayfinder.config.load import check_command, load_config, register_schema
 from wayfinder.errors import ConfigError, WayfinderError
+from wayfinder.multirun import conclude
 
 # The exception alone cannot tell: one that passes through Ray comes out as another.
 _terminated: list[int] = []
@@ -57,3 +58,5 @@ if __name__ == "__main__":
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    finally:
+        conclude()

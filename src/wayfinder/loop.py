@@ -137,7 +137,7 @@ def _recorded(
                 raise
             except BaseException as problem:
                 error = f"{type(problem).__name__}: {problem}"
-                directory.event(f"failed: {error}")
+                directory.failure(problem)
                 raise
             finally:
                 summary = build_summary(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -191,6 +192,27 @@ def test_a_bug_keeps_its_trace(tmp_path):
     assert done.returncode == 1
     assert "ZeroDivisionError: a bug" in done.stderr
     assert "Traceback" in done.stderr
+
+
+def test_a_named_sweep_starts_each_of_its_jobs(tmp_path):
+    done = _stand_in(tmp_path, "finished", "+sweep=grpo_grid")
+    assert done.returncode == 0, done.stderr
+    jobs = [line for line in done.stdout.splitlines() if line.startswith("Config")]
+    grid = list(itertools.product((4, 8, 16), (8, 32), ("0", "0.001")))
+    for job, (size, rank, kl) in zip(jobs, grid, strict=True):
+        assert job.startswith(f"Config {size} ")
+        assert f"'model.lora.rank={rank}', 'algorithm.kl_coef={kl}'" in job
+
+
+def test_a_multirun_of_refused_jobs_lists_them_all(tmp_path):
+    done = _stand_in(tmp_path, "broken", "algorithm.group_size=1,4,8", flags=("-m",))
+    assert done.returncode == 1
+    said = done.stderr[done.stderr.index("3 of 3 jobs failed:") :].splitlines()
+    assert "#0 " in said[1]
+    assert "ConfigError: The configuration cannot run" in said[1]
+    assert "#1 " in said[2]
+    assert "SyncError: adapter of group size 4 is lost" in said[2]
+    assert "group size 8" in said[3]
 
 
 def test_a_multirun_reads_numbers_as_a_run_does_and_goes_on_after_a_failed_job(tmp_path):

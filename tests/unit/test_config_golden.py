@@ -162,6 +162,15 @@ def test_a_sweep_holds_parameters_alone_and_names_each_job(option):
     assert len(names) == len(jobs) > 1
 
 
+@pytest.mark.parametrize("option", _options("sweep"))
+def test_each_value_of_a_sweep_can_run(option, tmp_path):
+    given = [f"model.path={model_directory(tmp_path / 'model')}", f"paths.root={tmp_path}"]
+    params = _values("sweep", option)["hydra"]["sweeper"]["params"]
+    for key, values in params.items():
+        for value in values.split(","):
+            load_config(_composed("+experiment=maze_easy", f"{key}={value}", *given))
+
+
 def test_yaml_comments_stand_on_lines_of_their_own():
     for file in CONF_DIR.rglob("*.yaml"):
         if file.is_relative_to(HYDRA_FILES):

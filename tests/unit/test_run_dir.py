@@ -51,6 +51,19 @@ def test_fresh_directory_records_config_code_and_versions(tmp_path):
     assert {"commit", "dirty"} <= record.keys()
 
 
+def test_each_failure_leaves_its_traceback_in_the_directory(tmp_path):
+    for number in (1, 2):
+        with open_run(tmp_path) as run:
+            try:
+                raise ValueError("inner") from ZeroDivisionError(f"number {number}")
+            except ValueError as error:
+                run.failure(error)
+    text = (run.path / "error.log").read_text()
+    assert text.count("test_each_failure_leaves_its_traceback_in_the_directory") == 2
+    assert text.index("number 1") < text.index("number 2")
+    assert (run.path / "events.log").read_text().count(" failed: ValueError: inner\n") == 2
+
+
 def test_record_does_not_import_what_it_names():
     code = (
         "import sys, wayfinder.record.tracking, wayfinder.record.summary, wayfinder.record.report,"

@@ -8,6 +8,7 @@
     checkpoints/          what a resume needs
     wandb/                files of the W&B client
     summary.json          how the run ended; written last, so it exists only for an ended run
+    error.log             the traceback of each failed attempt
     lock                  who uses the directory now (lock.py)
 
 Side files: `metrics.discarded.jsonl` (lines of steps that were repeated after a resume),
@@ -19,6 +20,7 @@ SUMMARY_FILE = "summary.json"
 PREVIOUS_SUMMARY_FILE = "summary.previous.json"
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.log"
+ERROR_FILE = "error.log"
 LOCK_FILE = "lock"
 EPISODES_DIR = "episodes"
 ADAPTERS_DIR = "adapters"

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from wayfinder.record.layout import (
     CHECKPOINTS_DIR,
     CONFIG_FILE,
     EPISODES_DIR,
+    ERROR_FILE,
     EVENTS_FILE,
     LOCK_FILE,
     METRICS_FILE,
@@ -177,6 +179,16 @@ class RunDir:
                 os.fsync(file.fileno())
         except OSError as error:
             raise write_error(self.path / EVENTS_FILE, error) from error
+
+    def failure(self, error: BaseException) -> None:
+        """Note a failure in `events.log`, and its traceback in `error.log`."""
+        self.event(f"failed: {type(error).__name__}: {error}")
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        try:
+            with open(self.path / ERROR_FILE, "a", encoding="utf-8") as file:
+                file.write(f"{now}\n{''.join(traceback.format_exception(error))}\n")
+        except OSError as problem:
+            raise write_error(self.path / ERROR_FILE, problem) from problem
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`: the last thing that a run does."""

@@ -1,0 +1,83 @@
+"""The last word of a multirun: which jobs failed, and the table of all runs.
+
+Hydra says this late and in part. It tells of the first failed job alone, when all have ended; it
+does not call `on_multirun_end` when a job failed; and what a callback raises becomes a warning. So
+the callback takes notes, and `run.py` asks for the last word, however Hydra returns.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from wayfinder.config.identity import run_name
+from wayfinder.errors import WayfinderError
+from wayfinder.record.layout import ERROR_FILE
+
+_LONGEST_REASON = 200
+_begun: list[JobNotes] = []
+
+
+class JobNotes:
+    """Hydra callback (`hydra.callbacks` in `conf/config.yaml`)."""
+
+    def __init__(self) -> None:
+        self.root = Path()
+        self.num_jobs = 0
+        self.failed: list[str] = []
+        self.interrupted = False
+
+    def on_multirun_start(self, config: Any, **_: Any) -> None:
+        self.root = Path(config.paths.root).expanduser().absolute()
+        _begun.append(self)
+
+    def on_job_start(self, **_: Any) -> None:
+        self.num_jobs += 1
+        self.interrupted = True  # unless on_job_end follows
+
+    def on_job_end(self, config: Any, job_return: Any, **_: Any) -> None:
+        self.interrupted = False
+        if job_return.status.name == "FAILED":
+            problem = job_return._return_value  # its property would raise it
+            job = " ".join(job_return.overrides)
+            self.failed.append(f"#{config.hydra.job.num} {job}: {_reason(problem)}")
+            name = config.run.name or run_name(config.experiment, job_return.overrides, config.seed)
+            if (log := Path(config.paths.root).expanduser() / name / ERROR_FILE).exists():
+                self.failed[-1] += f"\n    traceback: {log}"
+            print(f"job failed, the others go on: {self.failed[-1]}", file=sys.stderr)
+
+    def on_multirun_end(self, **_: Any) -> None:
+        """Hydra asks every callback for all of its hooks."""
+
+    on_run_start = on_run_end = on_multirun_end
+
+
+def conclude() -> None:
+    """After a multirun of this process: list its failed jobs, and report the runs below its
+    `paths.root`. Nothing after a single run, or when a job was interrupted."""
+    for notes in _begun:
+        if notes.interrupted:
+            return
+        if notes.failed:
+            title = f"{len(notes.failed)} of {notes.num_jobs} jobs failed:"
+            print(title, *notes.failed, sep="\n  ", file=sys.stderr)
+            print("repeat the command to try them again; the others are kept", file=sys.stderr)
+        _report(notes.root)
+
+
+def _report(root: Path) -> None:
+    from wayfinder.reporting import report_runs
+
+    if not root.is_dir():  # every job was refused
+        return
+    try:
+        report_runs(root)
+    except WayfinderError as error:
+        print(error, file=sys.stderr)
+
+
+def _reason(problem: BaseException) -> str:
+    """Kind and message; `run.py` hands our own errors to Hydra as the cause of one of Hydra's."""
+    problem = problem.__cause__ if isinstance(problem.__cause__, WayfinderError) else problem
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:_LONGEST_REASON]
