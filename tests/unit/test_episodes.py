@@ -21,6 +21,8 @@ from wayfinder.record.episodes import (
     pack_ids,
     read_episodes,
     read_frames,
+    read_stored,
+    stored_evaluations,
     unpack_ids,
     write_episodes,
 )
@@ -96,6 +98,8 @@ def test_lines_can_be_read_by_a_person(tmp_path, episodes, frames):
     assert stopped["turns"][2]["parse_error"] == "no action"
     assert solved["turns"][0]["action"] == f"('move', {expert_moves(0)[0]})"
     assert solved["prompt"] == "1 2 3 4 <pad> 5"
+    assert stopped["pieces"] == {str(i): str(i) for i in (20, 21, 22, 23, 24)}
+    assert read_stored(path)[0].pieces[21] == "21"
     assert solved["turns"][0]["observation_ids"] == [4, [IMAGE_PAD, NUM_PADS], 5]
 
 
@@ -128,6 +132,13 @@ def test_latest_is_that_of_the_last_step_and_of_its_kind(tmp_path, frames):
     for kind, step in (("eval", 9), ("eval", 100), ("eval", 20), ("greedy", 200)):
         write_episodes(episodes_path(tmp_path, kind, step), [], frames)
     assert latest_episodes(tmp_path) == episodes_path(tmp_path, "eval", 100)
+    (tmp_path / "episodes" / "notes.jsonl").touch()
+    assert [(kind, step) for kind, step, _ in stored_evaluations(tmp_path)] == [
+        ("eval", 9),
+        ("eval", 20),
+        ("eval", 100),
+        ("greedy", 200),
+    ]
 
 
 @given(st.lists(st.integers(0, 3), max_size=40))

@@ -5,8 +5,9 @@
 
 Both files are self-contained and appear whole. Frames of mazes have few colors, so they become
 palette PNGs: about 300 bytes and a millisecond each. Token ids hold one id per image pad; runs of
-equal ids are stored as `[id, count]`. A log-probability or reward that is not finite is null here
-and NaN when read.
+equal ids are stored as `[id, count]`. What the sampled ids read as by themselves is stored once an
+episode (`pieces`), because a reader of the files has no tokenizer. A log-probability or reward that
+is not finite is null here and NaN when read.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,18 @@ from wayfinder.types import Episode, Outcome, Task, Turn
 _FORMAT = 1
 _SHORTEST_RUN = 4  # shorter runs of equal ids take more room as a pair
 
+_FILE = re.compile(r"(?P<kind>.+)_step_(?P<step>\d{6,})\.jsonl")
+
 Decode = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEpisode:
+    """An episode and the texts that are stored beside it, where `write_episodes` could decode."""
+
+    episode: Episode
+    prompt: str | None
+    pieces: dict[int, str]  # sampled id -> what it reads as
 
 
 def episodes_path(run_path: Path, kind: str, step: int) -> Path:
@@ -44,6 +58,15 @@ def latest_episodes(run_path: Path, kind: str = "eval") -> Path | None:
     return max((run_path / EPISODES_DIR).glob(f"{kind}_step_??????.jsonl"), default=None)
 
 
+def stored_evaluations(run_path: Path) -> list[tuple[str, int, Path]]:
+    """(kind, step, episodes file) of everything that was stored, in order."""
+    found = []
+    for path in (run_path / EPISODES_DIR).glob("*.jsonl"):
+        if match := _FILE.fullmatch(path.name):
+            found.append((match["kind"], int(match["step"]), path))
+    return sorted(found)
+
+
 def write_episodes(
     path: Path,
     episodes: Sequence[Episode],
@@ -53,7 +76,8 @@ def write_episodes(
     """Write `path` and, beside it, the archive of the frames that the episodes mention.
 
     `frames`: hash -> uint8 [height, width, 3]; a hash that is missing there is a `KeyError`.
-    `decode`: ids -> text, for the prompt as the model saw it; without it no prompt text is stored.
+    `decode`: ids -> text, for the prompt as the model saw it and for the sampled ids; without it
+    neither is stored.
     """
     hashes = dict.fromkeys(frame for episode in episodes for frame in frame_hashes(episode))
     archive = io.BytesIO()
@@ -69,15 +93,33 @@ def write_episodes(
 
 def read_episodes(path: Path) -> list[Episode]:
     """The episodes of one file, equal to those that were written."""
-    return [_from_record(json.loads(line), path) for line in path.read_bytes().splitlines()]
+    return [stored.episode for stored in read_stored(path)]
+
+
+def read_stored(path: Path) -> list[StoredEpisode]:
+    """The episodes of one file with their texts."""
+    records = [json.loads(line) for line in path.read_bytes().splitlines()]
+    return [
+        StoredEpisode(
+            _from_record(record, path),
+            record.get("prompt"),
+            {int(token): piece for token, piece in record.get("pieces", {}).items()},
+        )
+        for record in records
+    ]
 
 
 def read_frames(path: Path, hashes: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """The frames of an episodes file by hash (all, or those asked for)."""
+    return {frame: decode_png(data) for frame, data in read_frame_files(path, hashes).items()}
+
+
+def read_frame_files(path: Path, hashes: Collection[str] | None = None) -> dict[str, bytes]:
+    """The same frames as the PNG files that are stored."""
     with zipfile.ZipFile(_archive(path)) as file:
         stored = {name.removesuffix(".png"): name for name in file.namelist()}
         wanted = stored if hashes is None else hashes
-        return {frame: decode_png(file.read(stored[frame])) for frame in wanted}
+        return {frame: file.read(stored[frame]) for frame in wanted}
 
 
 def frame_hashes(episode: Episode) -> list[str]:
@@ -170,6 +212,8 @@ def _to_record(episode: Episode, decode: Decode | None) -> dict[str, Any]:
         ids = [*episode.prefix_ids, *first]
         # One id per image pad would be a page of the same word.
         record["prompt"] = decode([i[0] if isinstance(i, list) else i for i in pack_ids(ids)])
+        sampled = sorted({int(token) for turn in episode.turns for token in turn.reply_ids})
+        record["pieces"] = {str(token): decode([token]) for token in sampled}
     return record
 
 
