@@ -22,7 +22,13 @@ from wayfinder.multirun import conclude
 # The exception alone cannot tell: one that passes through Ray comes out as another.
 _terminated: list[int] = []
 # The module whose function of the same name does a task.
-TASKS = {"train": "loop", "evaluate": "loop", "sft": "prepare", "report": "reporting"}
+TASKS = {
+    "train": "loop",
+    "evaluate": "loop",
+    "sft": "prepare",
+    "report": "reporting",
+    "play": "play",
+}
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")

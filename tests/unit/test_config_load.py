@@ -272,6 +272,7 @@ def test_a_key_that_determines_the_result_changes_the_hash(config, key, value):
         ("sft.env_id", "maze_2d/hard"),
         ("root", "/elsewhere"),
         ("report.compare", ["a", "b"]),
+        ("play.seed", 1),
     ],
 )
 def test_a_key_that_does_not_leaves_the_hash_alone(config, key, value):

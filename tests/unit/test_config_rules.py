@@ -335,6 +335,17 @@ def test_a_report_needs_only_a_directory_that_it_can_write_into(config, tmp_path
     assert "cannot be written" in violation.mend
 
 
+def test_playing_ignores_the_settings_of_training_and_has_its_own(config):
+    config.task = TaskKind.play
+    set_keys(config, {"algorithm.group_size": 1, "rollout.temperature": 0.0})
+    assert rules.violations(config) == []
+    set_keys(config, {"play.seed": -1, "play.delay_s": float("nan")})
+    assert [violation.key for violation in rules.violations(config)] == [
+        "play.seed",
+        "play.delay_s",
+    ]
+
+
 @pytest.fixture
 def preparation(config: Config) -> Config:
     config.task = TaskKind.sft

@@ -113,6 +113,8 @@ TRAIN = (
 
 EVALUATE = (at_least("rollout.temperature", 0, 0.7),)
 
+PLAY = (*EVALUATE, maze_seed("play.seed", 0), at_least("play.delay_s", 0, 0.4))
+
 
 def broken(config: Config, bounds: tuple[Bound, ...]) -> Iterator[Violation]:
     """The bounds that do not hold. NaN holds in none of them."""

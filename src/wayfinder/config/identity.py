@@ -51,10 +51,13 @@ NOT_IN_NAME = ("experiment", "sweep", "seed", "hydra", *PLACES, *LIMITS)
 
 # What the result of a task does not depend on, beyond the tables above.
 _UNUSED: dict[TaskKind, tuple[str, ...]] = {
-    TaskKind.train: ("sft",),
-    TaskKind.evaluate: ("sft", "algorithm", "steps"),
-    TaskKind.sft: ("model", "env", "algorithm", "rollout", "sync", "eval", "steps"),
-    TaskKind.report: ("model", "env", "algorithm", "rollout", "sync", "eval", "steps", "sft"),
+    TaskKind.train: ("sft", "play"),
+    TaskKind.evaluate: ("sft", "play", "algorithm", "steps"),
+    TaskKind.sft: ("model", "env", "algorithm", "rollout", "sync", "eval", "play", "steps"),
+    TaskKind.play: ("sft", "algorithm", "steps"),
+    TaskKind.report: (
+        *("model", "env", "algorithm", "rollout", "sync", "eval", "play", "steps", "sft"),
+    ),
 }
 _LONGEST_NAME = 120
 _LONGEST_VALUE = 40

@@ -66,6 +66,7 @@ def violations(config: Config) -> list[Violation]:
         TaskKind.evaluate: bounds.ALWAYS + bounds.EVALUATE,
         TaskKind.sft: sft_rules.BOUNDS,
         TaskKind.report: (),
+        TaskKind.play: bounds.ALWAYS + bounds.PLAY,
     }
     found = list(bounds.broken(config, ranges[config.task]))
     # A key that is out of its range has had its say; a relation would only repeat it.
@@ -364,6 +365,7 @@ RULES: dict[TaskKind, tuple[Rule, ...]] = {
         *_WITH_MODEL,
     ),
     TaskKind.evaluate: _WITH_MODEL,
+    TaskKind.play: _WITH_MODEL,
     TaskKind.sft: (
         *sft_rules.RULES,
         places.directories_can_be_written,

@@ -19,6 +19,7 @@ class TaskKind(StrEnum):
     evaluate = "evaluate"
     sft = "sft"
     report = "report"
+    play = "play"
 
 
 class OnExisting(StrEnum):
@@ -369,6 +370,14 @@ class RunConfig:
 
 
 @dataclass
+class PlayConfig:
+    seed: int
+    """Seed of the maze that task=play shows."""
+    delay_s: float
+    """Seconds that each of its turns stays on the terminal."""
+
+
+@dataclass
 class Config:
     """Root of the composed configuration."""
 
@@ -393,6 +402,7 @@ class Config:
     paths: PathsConfig
     run: RunConfig
     report: ReportConfig
+    play: PlayConfig
     sft: SftConfig
 
     @property
