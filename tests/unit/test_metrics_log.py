@@ -356,6 +356,15 @@ def test_wandb_run_says_what_it_is_and_how_it_ended(two_attempts):
     assert sorted(path.suffix for path in media) == [".gif", ".png"]
 
 
+def test_wandb_sync_finds_every_attempt_below_the_run(two_attempts):
+    run_path, _ = two_attempts
+    command = [sys.executable, "-m", "wandb", "sync", "--dry-run", str(run_path / "wandb")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    said = done.stdout + done.stderr
+    assert "Would sync 2 run(s)" in said
+    assert said.count(f"run-{RUN_ID}.wandb") == 2
+
+
 def test_wandb_that_cannot_start_does_not_stop_the_run(tmp_path):
     trackers = Trackers([MetricsLog(tmp_path / "metrics.jsonl")])
     (tmp_path / "wandb").touch()  # where the client wants its directory

@@ -306,7 +306,10 @@ class WandbConfig:
     project: str
     entity: str | None
     group: str | None
+    """null: the sweep that the run belongs to, else the experiment."""
     tags: list[str]
+    adapter: bool
+    """Send the last adapter as an artifact when the run ends."""
 
 
 @dataclass

@@ -103,7 +103,7 @@ def start_trackers(
     """The trackers that `config.tracking` asks for, the metrics file first.
 
     `resolved` is `config` as plain data. The W&B run is named by its overrides and grouped by the
-    experiment, unless `tracking.wandb.group` says otherwise.
+    sweep it belongs to, else by the experiment, unless `tracking.wandb.group` says otherwise.
     """
     console = ConsoleTracker(config.steps, config.tracking.console, log.last_step or 0)
     trackers = Trackers([log, console])
@@ -116,12 +116,24 @@ def start_trackers(
                 run_id=wandb_run_id(run.name, run.config_hash, run.created),
                 project=wandb.project,
                 entity=wandb.entity,
-                group=wandb.group or config.experiment,
+                group=wandb.group or _group(config.experiment, overrides),
                 job_type=str(config.task),
                 name=" ".join(overrides) or run.name,
                 tags=wandb.tags,
                 config=resolved,
+                adapters=_adapters(run, config) if wandb.adapter else None,
             ),
             "wandb",
         )
     return trackers
+
+
+def _group(experiment: str, overrides: Iterable[str]) -> str:
+    """`<experiment>/<sweep>` for a job of a named sweep, else the experiment."""
+    sweeps = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("sweep=")]
+    return "/".join([experiment, *sweeps])
+
+
+def _adapters(run: RunDir, config: Config) -> Path:
+    """Where the run publishes its adapters."""
+    return run.adapters if config.sync.dir is None else Path(config.sync.dir) / run.name
