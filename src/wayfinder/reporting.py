@@ -1,4 +1,4 @@
-"""`task=report`: what run directories say, as tables, figures and comparisons. Nothing is run."""
+"""`task=report`: what run directories say, as tables, figures, pages and comparisons."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from wayfinder.config.schema import Config
 from wayfinder.errors import RunDirError
 from wayfinder.record.atomic import atomic_write_bytes
 from wayfinder.record.compare import compare, comparison_text, find_evaluation
+from wayfinder.record.page import write_page
 from wayfinder.record.results import REPORT_DIR, write_results
-from wayfinder.record.runs import read_runs
+from wayfinder.record.runs import RunRecord, read_runs
 
 COMPARISON_FILE = "compare.md"
 
@@ -23,13 +24,14 @@ def report(config: Config, overrides: list[str], began: float) -> float:
     Raises `RunDirError` when there are none, or when what `report.compare` names is not there.
     """
     root = reported_directory(config)
-    report_runs(root)
+    for run in report_runs(root):
+        print(f"wrote {write_page(run.path)}")
     if config.report.compare:
         report_comparison(root, config.report.compare)
     return math.nan
 
 
-def report_runs(root: Path) -> None:
+def report_runs(root: Path) -> list[RunRecord]:
     """Write tables and figures of all runs at or below `root`, and say what was left out."""
     runs, left_out = read_runs(root)
     for item in left_out:
@@ -44,6 +46,7 @@ def report_runs(root: Path) -> None:
             print(f"note {run.name}: {note}")
     for path in write_results(runs, left_out, _directory(root)):
         print(f"wrote {path}")
+    return runs
 
 
 def report_comparison(root: Path, compared: Sequence[str]) -> None:
