@@ -193,7 +193,7 @@ def test_the_canary_learns_nothing(root):
 )
 def test_a_bound_that_is_broken_stops_the_run(root, override, words, versions):
     name = override.split("=")[0]
-    output = run(root, name, override, "eval.tasks=1", expect=1)
+    output = run(root, name, override, expect=1)
     assert words in output
     assert override.split("=")[0] in output
     summary = json.loads((root / name / "summary.json").read_text())
