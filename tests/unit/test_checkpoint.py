@@ -45,10 +45,10 @@ def fill(directory: Path) -> None:
     save_policy(directory, TENSORS, CONFIG, MOMENTS, COUNTS)
 
 
-def put(root: Path, step: int, keep: int = 10) -> Path:
+def put(root: Path, step: int, keep: int = 10, score: float | None = None) -> Path:
     temporary = begin(root, step)
     fill(temporary)
-    return commit(temporary, step, state(step), keep)
+    return commit(temporary, step, state(step), keep, score)
 
 
 def names(root: Path) -> list[str]:
@@ -111,7 +111,7 @@ def test_what_a_killed_writer_leaves_is_passed_over(tmp_path, stage):
     if stage in ("before mark", "during mark"):
         (temporary / STATE).write_text(json.dumps(state(2)))
     if stage == "during mark":
-        (temporary / COMMITTED).write_text('{"format": 1, "st')
+        (temporary / COMMITTED).write_text('{"format": 2, "st')
     found, problems = newest(tmp_path)
     assert (found.step, problems) == (1, [])
     # The repeated step starts from an empty directory and comes out whole.
@@ -163,7 +163,7 @@ def test_every_bit_of_the_small_files_counts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mark", [b"", b"[]", b"{", b'{"format": 1}', b'{"format": 1, "step": 1, "sha256": []}']
+    "mark", [b"", b"[]", b"{", b'{"format": 2}', b'{"format": 2, "step": 1, "sha256": []}']
 )
 def test_an_unreadable_mark_is_a_problem_not_a_crash(tmp_path, mark):
     put(tmp_path, 1)
@@ -185,12 +185,12 @@ def test_a_mark_cannot_point_outside(tmp_path):
             read(tmp_path / "step_1")
 
 
-@pytest.mark.parametrize("number", [2, None, "1"])
+@pytest.mark.parametrize("number", [1, 3, None, "2"])
 def test_another_format_is_named(tmp_path, number):
     put(tmp_path, 5)
     mark = tmp_path / "step_5" / COMMITTED
     mark.write_text(json.dumps(json.loads(mark.read_text()) | {"format": number}))
-    with pytest.raises(CheckpointError, match=rf"step_5: format {number!r}.*reads format 1"):
+    with pytest.raises(CheckpointError, match=rf"step_5: format {number!r}.*reads format 2"):
         read(tmp_path / "step_5")
 
 
@@ -211,6 +211,60 @@ def test_only_the_newest_are_kept(tmp_path):
     assert names(tmp_path) == ["step_10", "step_11"]
     put(tmp_path, 12, keep=1)
     assert names(tmp_path) == ["step_12"]
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path):
+    scores = {1: 0.2, 2: 0.9, 3: None, 4: 0.5, 5: 0.9, 6: 0.1, 7: 0.3}
+    kept = []
+    for step, score in scores.items():
+        put(tmp_path, step, keep=1, score=score)
+        kept.append([int(name.removeprefix("step_")) for name in names(tmp_path)])
+    assert kept == [[1], [2], [2, 3], [2, 4], [5], [5, 6], [5, 7]]
+
+
+def test_an_unreadable_score_is_none(tmp_path):
+    put(tmp_path, 1, score=0.9)
+    (tmp_path / "step_1" / COMMITTED).write_text('{"score": "1e9"}')
+    put(tmp_path, 2, keep=1, score=0.1)
+    assert names(tmp_path) == ["step_2"]
+
+
+def test_a_skipped_later_one_does_not_push_out_sound_ones(tmp_path):
+    """A run that went back to step 1 writes step 2 while the broken step 3 still lies there."""
+    put(tmp_path, 1)
+    flip(put(tmp_path, 3) / STATE, 0)
+    put(tmp_path, 2, keep=1)
+    assert names(tmp_path) == ["step_2", "step_3"]
+    found, problems = newest(tmp_path)
+    assert (found.step, len(problems)) == (2, 1)
+    put(tmp_path, 3, keep=1)
+    assert newest(tmp_path) == (Checkpoint(tmp_path / "step_3", 3, state(3)), [])
+    assert names(tmp_path) == ["step_3"]
+
+
+def test_a_writer_that_dies_between_old_and_new_loses_neither(tmp_path):
+    put(tmp_path, 1)
+    (tmp_path / "step_1").rename(tmp_path / ".replaced-step_1")
+    fill(begin(tmp_path, 1))
+    assert newest(tmp_path) == (Checkpoint(tmp_path / "step_1", 1, state(1)), [])
+
+
+def test_what_a_dead_writer_left_is_cleared_by_the_next(tmp_path):
+    fill(begin(tmp_path, 7))
+    (tmp_path / ".tmp-retired-step_3").mkdir()
+    put(tmp_path, 8)
+    assert names(tmp_path) == ["step_8"]
+
+
+def test_a_disk_that_refuses_is_named(tmp_path):
+    temporary = begin(tmp_path, 1)
+    shutil.rmtree(temporary)  # as a shared directory that vanished
+    for write in (lambda: fill(temporary), lambda: commit(temporary, 1, state(1), 2)):
+        with pytest.raises(CheckpointError, match=r"step_1: this checkpoint could not be written"):
+            write()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        begin(tmp_path / "file", 1)
 
 
 def test_a_repeated_step_takes_the_place_of_the_old_one(tmp_path):

@@ -12,18 +12,21 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from wayfinder.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 COMMITTED = "COMMITTED"
 STATE = "state.json"
+_REPLACED = ".replaced-step_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,12 @@ def save_policy(
     moments: Mapping[str, Tensor],
     counts: Mapping[str, float],
 ) -> None:
-    """What rank 0 writes."""
-    save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    (directory / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
-    save_file(dict(moments), directory / "optimizer.safetensors")
-    (directory / "optimizer.json").write_text(json.dumps(counts, indent=1, sort_keys=True))
+    """What rank 0 writes. Raises CheckpointError when the disk refuses."""
+    with _writing(directory):
+        save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        (directory / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
+        save_file(dict(moments), directory / "optimizer.safetensors")
+        (directory / "optimizer.json").write_text(json.dumps(counts, indent=1, sort_keys=True))
 
 
 def load_optimizer(directory: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -59,28 +63,57 @@ def load_optimizer(directory: Path) -> tuple[dict[str, Tensor], dict[str, float]
 def begin(root: Path, step: int) -> Path:
     """A temporary directory beside the checkpoint of `step`, to be filled and then committed."""
     temporary = root / f".tmp-step_{step}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    with _writing(temporary):
+        for left in root.glob(".tmp-*"):
+            shutil.rmtree(left)
+        temporary.mkdir(parents=True)
     return temporary
 
 
-def commit(temporary: Path, step: int, state: Mapping, keep: int) -> Path:
-    """Write the run's state and the digests of all files, fsync, rename; drop old checkpoints."""
+def commit(
+    temporary: Path, step: int, state: Mapping, keep: int, score: float | None = None
+) -> Path:
+    """Write the run's state and the digests of all files, fsync, rename; drop old checkpoints.
+
+    The newest `keep` stay and, of all that have a `score`, the newest with the highest.
+    """
     root = temporary.parent
     target = root / f"step_{step}"
-    (temporary / STATE).write_text(json.dumps(state, indent=1, sort_keys=True))
-    files = {p.name: _digest(p) for p in sorted(temporary.iterdir())}
-    (temporary / COMMITTED).write_text(
-        json.dumps({"format": FORMAT, "step": step, "sha256": files}, indent=1)
-    )
-    for path in [*temporary.iterdir(), temporary]:
-        _fsync(path)
-    shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
-    _fsync(root)
-    for old in _committed(root)[:-keep]:
-        shutil.rmtree(old)
+    with _writing(temporary):
+        (temporary / STATE).write_text(json.dumps(state, indent=1, sort_keys=True))
+        files = {p.name: _digest(p) for p in sorted(temporary.iterdir())}
+        mark = {"format": FORMAT, "step": step, "score": score, "sha256": files}
+        (temporary / COMMITTED).write_text(json.dumps(mark, indent=1))
+        for path in [*temporary.iterdir(), temporary]:
+            _fsync(path)
+        if target.exists():
+            target.rename(root / f"{_REPLACED}{step}")
+        temporary.rename(target)
+        _fsync(root)
+        shutil.rmtree(root / f"{_REPLACED}{step}", ignore_errors=True)
+        _retire(root, step, keep)
     return target
+
+
+def _retire(root: Path, step: int, keep: int) -> None:
+    """Checkpoints after `step` were passed over when the run resumed: they neither count nor go."""
+    own = [path for path in _committed(root) if _step_of(path) <= step]
+    scores = {path: score for path in own if (score := _score(path)) is not None}
+    best = max(scores, key=lambda path: (scores[path], _step_of(path)), default=None)
+    for old in own[:-keep]:
+        if old != best:
+            doomed = root / f".tmp-retired-{old.name}"
+            old.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def _score(path: Path) -> float | None:
+    """The score in a mark; None if it has none or cannot be read."""
+    try:
+        score = json.loads((path / COMMITTED).read_bytes())["score"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return float(score) if isinstance(score, int | float) else None
 
 
 def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -90,6 +123,10 @@ def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
     in silence.
     """
     problems: list[str] = []
+    for aside in root.glob(f"{_REPLACED}*"):
+        # Whoever put it aside died before the new one was in its place.
+        if not (root / f"step_{aside.name.removeprefix(_REPLACED)}").exists():
+            aside.rename(root / f"step_{aside.name.removeprefix(_REPLACED)}")
     candidates = _committed(root)
     for path in reversed(candidates):
         try:
@@ -133,7 +170,22 @@ def _committed(root: Path) -> list[Path]:
         for path in root.glob("step_*")
         if path.name.removeprefix("step_").isdigit() and (path / COMMITTED).exists()
     ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted(found, key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path}: this checkpoint could not be written: {error}. Free space there or make it "
+            "writable, then repeat the command: the run goes on from the checkpoint before."
+        ) from error
 
 
 def _digest(path: Path) -> str:
