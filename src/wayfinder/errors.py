@@ -56,3 +56,7 @@ class CheckpointError(WayfinderError, RuntimeError):
 
 class ClusterError(WayfinderError, RuntimeError):
     """The cluster cannot give what the config asks for, or a worker was lost for good."""
+
+
+class WorkerLostError(ClusterError):
+    """A worker died or stopped answering. Its work can be done again by one in its place."""

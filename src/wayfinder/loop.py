@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ from wayfinder.batch.plan import score_plan, step_episodes, update_plan
 from wayfinder.chat.vision import VisionProcessor, load_processor
 from wayfinder.config.identity import config_hash, run_name, to_dict
 from wayfinder.config.places import model_source
-from wayfinder.config.schema import AlgorithmConfig, Config, LrSchedule, OptimizerConfig
+from wayfinder.config.schema import AlgorithmConfig, Config
 from wayfinder.envs.tasks import TrainingTasks, evaluation_tasks, forbidden_layouts
-from wayfinder.errors import InvariantError
+from wayfinder.errors import InvariantError, WayfinderError, WorkerLostError
 from wayfinder.evaluate import Evaluation, run_evaluation
 from wayfinder.probe import make_probe
+from wayfinder.progress import Progress, learning_rate
 from wayfinder.record.episodes import episodes_path, write_episodes
 from wayfinder.record.memory import PeakMemory
 from wayfinder.record.metrics import MetricsLog
@@ -47,6 +48,7 @@ from wayfinder.record.tracking import Trackers, start_trackers
 from wayfinder.rollout.episode import Place
 from wayfinder.runtime.adapter_sync import Publication
 from wayfinder.runtime.cluster import Cluster
+from wayfinder.runtime.recovery import Restarts, interrupts_held
 from wayfinder.runtime.workers import Played, Workers
 from wayfinder.train import checkpoint
 from wayfinder.types import Episode, Group, Outcome, Task
@@ -55,26 +57,6 @@ logger = logging.getLogger(__name__)
 
 # Two passes over the same tokens may add up in another order.
 _CANARY_RATIO = 1e-4
-
-
-@dataclass
-class Progress:
-    """Where a run stands; what a checkpoint stores beside the policy. No random state is part of
-    it: every draw is a function of the run seed and of what is counted here."""
-
-    step: int = 0
-    policy_version: int = 0
-    next_task: int = 0
-    best_solve_rate: float | None = None
-    best_step: int | None = None
-    last_solve_rate: float | None = None
-
-    def state(self, config: Config) -> dict[str, Any]:
-        return {**vars(self), "config_hash": config_hash(config), "seed": config.seed}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Progress:
-        return cls(**{name: state[name] for name in cls.__dataclass_fields__})
 
 
 @dataclass
@@ -89,7 +71,12 @@ class Run:
     tasks: TrainingTasks
     evaluation: list[Task]
     decode: Any
+    restarts: Restarts
+    began: float  # monotonic time at which the workers were started
     progress: Progress = field(default_factory=Progress)
+    saved: Progress = field(default_factory=Progress)  # what the newest checkpoint holds
+    saved_at: float = field(default_factory=time.monotonic)
+    whole: bool = True  # the ranks hold exactly the policy that `progress` tells of
 
 
 def train(config: Config, overrides: list[str], began: float) -> float:
@@ -109,7 +96,7 @@ def _recorded(
     config: Config,
     overrides: list[str],
     began: float,
-    task: Callable[[Config, RunDir, MetricsLog, Trackers], None],
+    task: Callable[[Run], None],
 ) -> float:
     """Do `task` in its run directory and leave a summary there, however it ends."""
     name = config.run.name or run_name(config.experiment, overrides, config.seed)
@@ -130,7 +117,7 @@ def _recorded(
         with PeakMemory() as memory:
             status, error = Status.FAILED, None
             try:
-                task(config, directory, log, trackers)
+                _with_workers(config, directory, log, trackers, task)
                 status = Status.FINISHED
             except KeyboardInterrupt:
                 status = Status.INTERRUPTED
@@ -153,49 +140,70 @@ def _recorded(
     return _rate(summary["solve_rate_last"])
 
 
-def _evaluate_only(config: Config, directory: RunDir, log: MetricsLog, trackers: Trackers) -> None:
-    trackers.phase("starting workers")
-    with Cluster(specs.cluster_spec(config)) as cluster:
-        run = _start(config, directory, log, trackers, cluster)
-        log.truncate_after(-1)
-        run.workers.forget_publications_after(-1)
-        sync = run.workers.publish(0, 0)
-        trackers.phase("evaluation")
-        _, metrics = _evaluate(run, "eval", config.eval.temperature)
-        _record(run, 0, sync | metrics)
-        _finish(run)
+def _with_workers(
+    config: Config,
+    directory: RunDir,
+    log: MetricsLog,
+    trackers: Trackers,
+    task: Callable[[Run], None],
+) -> None:
+    """Do `task` with workers. When ranks are lost, once more with new ones, as if the command had
+    been repeated."""
+    restarts = Restarts(config.cluster.max_restarts, directory.event)
+    while True:
+        trackers.phase("starting workers")
+        began = time.monotonic()
+        try:
+            with Cluster(specs.cluster_spec(config)) as cluster:
+                task(_start(config, directory, log, trackers, cluster, restarts, began))
+            return
+        except WorkerLostError as error:
+            logger.warning("the workers are lost: %s", error)
+            restarts.policy(error)
 
 
-def _train(config: Config, directory: RunDir, log: MetricsLog, trackers: Trackers) -> None:
-    trackers.phase("starting workers")
-    began = time.monotonic()
-    with Cluster(specs.cluster_spec(config)) as cluster:
-        run = _start(config, directory, log, trackers, cluster)
-        resumed = _resume(run)
-        sync = run.workers.publish(run.progress.policy_version, run.progress.step)
-        if not resumed:
-            trackers.phase("first evaluation")
-            evaluation, metrics = _evaluate(run, "eval", config.eval.temperature)
-            _record(run, 0, {"time/start_s": time.monotonic() - began} | sync | metrics)
-            _note_rate(run, evaluation)
-        while run.progress.step < config.steps and not _reached(run):
-            step = run.progress.step + 1
-            trackers.phase(f"step {step}")
-            metrics = _step(run, step)
-            run.progress.step = step
-            _record(run, step, metrics)
-            if _due(step, config.eval.interval, config.steps):
-                trackers.phase(f"evaluation {step}")
-                evaluation, metrics = _evaluate(run, "eval", config.eval.temperature)
-                _record(run, step, metrics)
-                _note_rate(run, evaluation)
-            if _due(step, config.checkpoint.interval, config.steps) or _reached(run):
-                _record(run, step, _save(run))
-        _finish(run)
+def _evaluate_only(run: Run) -> None:
+    run.log.truncate_after(-1)
+    run.workers.forget_publications_after(-1)
+    sync = run.workers.publish(0, 0)
+    run.trackers.phase("evaluation")
+    _, metrics = _evaluate(run, "eval", run.config.eval.temperature)
+    _record(run, 0, sync | metrics)
+    _finish(run)
+
+
+def _train(run: Run) -> None:
+    resumed = _resume(run)
+    sync = run.workers.publish(run.progress.policy_version, run.progress.step)
+    start = {} if resumed else {"time/start_s": time.monotonic() - run.began} | sync
+    try:
+        while True:
+            if run.progress.evaluation_is_due(run.config):
+                run.trackers.phase(f"evaluation {run.progress.step}")
+                evaluation, metrics = _evaluate(run, "eval", run.config.eval.temperature)
+                _record(run, run.progress.step, start | metrics)
+                run.progress.note_evaluation(evaluation.solve_rate)
+                start = {}
+            if run.progress.checkpoint_is_due(run.config, run.saved, _minutes_since_save(run)):
+                _record(run, run.progress.step, _save(run))
+            if run.progress.is_over(run.config):
+                break
+            run.trackers.phase(f"step {run.progress.step + 1}")
+            _step(run, run.progress.step + 1)
+    except KeyboardInterrupt:
+        _save_what_is_done(run)
+        raise
+    _finish(run)
 
 
 def _start(
-    config: Config, directory: RunDir, log: MetricsLog, trackers: Trackers, cluster: Cluster
+    config: Config,
+    directory: RunDir,
+    log: MetricsLog,
+    trackers: Trackers,
+    cluster: Cluster,
+    restarts: Restarts,
+    began: float,
 ) -> Run:
     processor = load_processor(model_source(config.model.path))
     workers = Workers(
@@ -205,6 +213,7 @@ def _start(
         probe=make_probe(config, processor),
         probe_tolerance=config.sync.probe_tolerance,
         sleep_engines=str(config.cluster.device) == "cuda",
+        restarts=restarts,
     )
     workers.start(
         specs.engine_specs(config, VisionProcessor(processor).tokens, specs.stop_ids(config)),
@@ -226,6 +235,8 @@ def _start(
         tasks=TrainingTasks(config.env.id, config.seed, forbidden),
         evaluation=evaluation,
         decode=processor.tokenizer.decode,
+        restarts=restarts,
+        began=began,
     )
 
 
@@ -238,17 +249,26 @@ def _resume(run: Run) -> bool:
     if found is not None:
         run.workers.load(found.path)
         run.progress = Progress.from_state(found.state)
+        run.saved = replace(run.progress)
         run.directory.event(f"resumed at step {found.step} from {found.path.name}")
     run.log.truncate_after(run.progress.step if found else -1)
     run.workers.forget_publications_after(run.progress.policy_version if found else -1)
     return found is not None
 
 
-def _step(run: Run, step: int) -> dict[str, float]:
-    config, progress = run.config, run.progress
+def _step(run: Run, step: int) -> None:
     clock: dict[str, float] = {}
     with _timed(clock, "rollout"):
         groups, played = _rollout(run, step)
+    with _unbroken(run):
+        _learn(run, step, groups, played, clock)
+
+
+def _learn(
+    run: Run, step: int, groups: list[Group], played: Played, clock: dict[str, float]
+) -> None:
+    """From episodes to the next policy version and the record of the step."""
+    config, progress = run.config, run.progress
     with _timed(clock, "update"):
         metrics = _update(run, groups, played, step)
     progress.next_task += len(groups)
@@ -260,7 +280,7 @@ def _step(run: Run, step: int) -> dict[str, float]:
         _check_nothing_learnt(step, metrics, before, run.workers.publication)
     metrics["train/groups"] = float(len(groups))
     metrics |= _rollout_metrics(played.episodes, clock["time/rollout_s"])
-    metrics |= clock
+    metrics |= clock | run.restarts.metrics()
     worst = metrics.get("mismatch/abs_logprob_diff_max", 0.0)
     if worst > config.algorithm.mismatch.alarm:
         message = (
@@ -269,7 +289,18 @@ def _step(run: Run, step: int) -> dict[str, float]:
         )
         run.directory.event(message)
         logger.warning(message)
-    return metrics
+    progress.step = step
+    _record(run, step, metrics)
+
+
+@contextmanager
+def _unbroken(run: Run) -> Iterator[None]:
+    """For what changes the policy or writes it: an interruption waits for its end, at most
+    `checkpoint.grace_s`. Broken off nevertheless, the ranks hold nothing that could be saved."""
+    with interrupts_held(run.config.checkpoint.grace_s):
+        run.whole = False
+        yield
+        run.whole = True
 
 
 def _rollout(run: Run, step: int) -> tuple[list[Group], Played]:
@@ -334,20 +365,6 @@ def _check_nothing_learnt(
         )
 
 
-def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:
-    """Rate of step 1 .. `steps`: linear warm-up, then constant, or linear or cosine towards 0."""
-    warmup = optimizer.warmup_steps
-    if step <= warmup:
-        return optimizer.lr * step / (warmup + 1)
-    done = (step - 1 - warmup) / max(1, steps - warmup)
-    match optimizer.schedule:
-        case LrSchedule.linear:
-            return optimizer.lr * (1 - done)
-        case LrSchedule.cosine:
-            return optimizer.lr * 0.5 * (1 + math.cos(math.pi * done))
-    return optimizer.lr
-
-
 def _rollout_metrics(episodes: list[Episode], seconds: float) -> dict[str, float]:
     valid = [e for e in episodes if not e.outcome.is_failure]
     turns = [turn for e in episodes for turn in e.turns]
@@ -391,37 +408,40 @@ def _finish(run: Run) -> None:
     run.trackers.pictures(progress.step, {"picture": final_picture(run.directory.path)})
 
 
-def _save(run: Run) -> dict[str, float]:
+def _save(run: Run, timeout_s: float | None = None) -> dict[str, float]:
     clock: dict[str, float] = {}
-    with _timed(clock, "save"):
-        step = run.progress.step
-        temporary = checkpoint.begin(run.directory.checkpoints, step)
-        run.workers.save(temporary)
+    progress = run.progress
+    with _timed(clock, "save"), _unbroken(run):
+        temporary = checkpoint.begin(run.directory.checkpoints, progress.step)
+        run.workers.save(temporary, timeout_s)
         checkpoint.commit(
-            temporary, step, run.progress.state(run.config), run.config.checkpoint.keep
+            temporary,
+            progress.step,
+            progress.state(run.config),
+            run.config.checkpoint.keep,
+            score=progress.measured_rate,
         )
+    run.saved, run.saved_at = replace(progress), time.monotonic()
     return clock
+
+
+def _minutes_since_save(run: Run) -> float:
+    return (time.monotonic() - run.saved_at) / 60
+
+
+def _save_what_is_done(run: Run) -> None:
+    """The steps since the last checkpoint, before an interrupted run ends, if the ranks can."""
+    if not run.whole or run.progress.step <= run.saved.step:
+        return
+    try:
+        _save(run, run.config.checkpoint.grace_s)
+        run.directory.event(f"interrupted; step {run.progress.step} is saved")
+    except WayfinderError as error:
+        run.directory.event(f"interrupted; step {run.progress.step} could not be saved: {error}")
 
 
 def _record(run: Run, step: int, metrics: dict[str, float]) -> None:
     run.trackers.log(step, metrics)
-
-
-def _note_rate(run: Run, evaluation: Evaluation) -> None:
-    progress = run.progress
-    progress.last_solve_rate = evaluation.solve_rate
-    if progress.best_solve_rate is None or evaluation.solve_rate > progress.best_solve_rate:
-        progress.best_solve_rate = evaluation.solve_rate
-        progress.best_step = progress.step
-
-
-def _reached(run: Run) -> bool:
-    goal, rate = run.config.eval.stop_at, run.progress.last_solve_rate
-    return goal is not None and rate is not None and rate >= goal
-
-
-def _due(step: int, interval: int, steps: int) -> bool:
-    return step == steps or (interval > 0 and step % interval == 0)
 
 
 def _unseen_tasks(config: Config) -> list[Task]:

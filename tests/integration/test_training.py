@@ -6,59 +6,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from support.jobs import ROOT, command, figures, run
 from wayfinder.record.episodes import latest_episodes, read_episodes
 from wayfinder.record.metrics import read_metrics
 from wayfinder.runtime.adapter_sync import read_latest
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
-SMALL = [
-    "+experiment=maze_easy",
-    "steps=2",
-    "eval.tasks=8",
-    "eval.unseen_tasks=0",
-    "eval.final_greedy=false",
-    "algorithm.tasks_per_step=4",
-    "algorithm.group_size=4",
-    "env.max_turns=20",
-]
-
-
-def command(root: Path, name: str, *extra: str) -> list[str]:
-    return [sys.executable, "run.py", *SMALL, f"paths.root={root}", f"run.name={name}", *extra]
-
-
-def run(root: Path, name: str, *extra: str, expect: int = 0) -> str:
-    done = subprocess.run(
-        command(root, name, *extra),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
-    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout + done.stderr
-
-
-def figures(directory: Path) -> list[dict]:
-    """Metrics without what a clock says."""
-    clocks = ("time", "elapsed_s")
-    return [
-        {
-            key: value
-            for key, value in line.items()
-            if key not in clocks and not key.startswith(("time/", "throughput/"))
-        }
-        for line in read_metrics(directory / "metrics.jsonl")
-    ]
 
 
 @pytest.fixture(scope="module")

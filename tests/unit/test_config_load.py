@@ -265,6 +265,8 @@ def test_a_key_that_determines_the_result_changes_the_hash(config, key, value):
         ("checkpoint.interval", 5),
         ("cluster.slots", 2),
         ("cluster.step_timeout_s", 1.0),
+        ("cluster.max_restarts", 9),
+        ("checkpoint.every_minutes", 5.0),
         ("algorithm.mismatch.stop", 1.0),
         ("algorithm.micro_batch_tokens", 1),
         ("model.name", "other"),

@@ -21,7 +21,10 @@ TIERS = [
     {"envs", "chat", "algo", "batch"},
     {"rollout", "train"},
     {"runtime"},
-    {"specs", "probe", "prepare", "loop", "evaluate", "play", "reporting", "multirun"},
+    {
+        *("specs", "probe", "progress", "prepare", "loop", "evaluate", "play"),
+        *("reporting", "multirun"),
+    },
 ]
 # Records are of finished things: they know what a run is called and what an episode is, no more.
 RECORD_MAY_USE = {"errors", "types", "seeding", "statistics", "config", "record"}

@@ -68,6 +68,7 @@ ALWAYS = (
     above("cluster.step_timeout_s", 0, 900),
     # Ray itself refuses a smaller store.
     at_least("cluster.object_store_mib", 80, 512),
+    at_least("cluster.max_restarts", 0, 3),
     at_least("sync.keep", 1, 2),
     above("sync.probe_tolerance", 0, 1e-3),
     at_least("eval.tasks", 1, 64),
@@ -108,7 +109,9 @@ TRAIN = (
     at_least("eval.interval", 0, 10),
     share("eval.stop_at", "null", optional=True),
     at_least("checkpoint.interval", 0, 20),
+    Bound("checkpoint.every_minutes", lambda v: 0 < v < math.inf, "more than 0", "null", True),
     at_least("checkpoint.keep", 1, 2),
+    above("checkpoint.grace_s", 0, 10),
 )
 
 EVALUATE = (at_least("rollout.temperature", 0, 0.7),)

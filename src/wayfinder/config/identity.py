@@ -35,6 +35,7 @@ LIMITS = (
     "rollout.request_timeout_s",
     "cluster.start_timeout_s",
     "cluster.step_timeout_s",
+    "cluster.max_restarts",
 )
 """When a run gives up. They decide whether it goes on, not what it computes."""
 

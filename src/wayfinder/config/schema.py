@@ -288,6 +288,9 @@ class ClusterConfig:
     """Longest wait for one update or one publication."""
     object_store_mib: int
     """Object store of a Ray that is started here."""
+    max_restarts: int
+    """Workers that one process of a run may lose and replace: an engine alone, or all of them from
+    the last checkpoint when it was a rank. One more ends the run."""
 
 
 @dataclass
@@ -347,8 +350,13 @@ class EvalConfig:
 class CheckpointConfig:
     interval: int
     """Steps between checkpoints; the last step always gets one. 0: only the last."""
+    every_minutes: float | None
+    """Also one after the first step that ends this long after the last one; null: not by time."""
     keep: int
-    """Committed checkpoints that are kept."""
+    """Newest checkpoints that are kept, beside the one with the best solve rate."""
+    grace_s: float
+    """On SIGTERM or SIGINT, the longest wait for the end of an update or checkpoint under way, and
+    then for a checkpoint of the steps that the last one lacks. Less than the scheduler's own."""
 
 
 @dataclass

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from wayfinder.chat.vision import BANNED_BIAS, collapse_pads
-from wayfinder.errors import ClusterError, InvariantError, SyncError
+from wayfinder.errors import ClusterError, InvariantError, SyncError, WorkerLostError
 from wayfinder.rollout.generator import EngineSpec, Reply, ReplyRequest
 
 # vLLM accepts these ranks only; an adapter of rank r is served in the next slot size.
@@ -26,6 +28,8 @@ _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # Tokens of a cache block. vLLM's own choice for CPUs, 128, is longer than a whole prompt of one
 # small frame, of which it would keep nothing.
 _CPU_BLOCK = 32
+# Between two looks at whether the engine's core process is alive.
+_LOOK_S = 1.0
 
 
 def next_lora_rank(rank: int) -> int:
@@ -45,7 +49,9 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.engine.exceptions import EngineDeadError
 
+        self._dead = EngineDeadError
         self._spec = spec
         self._sampling = SamplingParams
         self._final_only = RequestOutputKind.FINAL_ONLY
@@ -74,18 +80,18 @@ class VllmEngine:
 
     async def reply(self, request: ReplyRequest, frames: Mapping[str, np.ndarray]) -> Reply:
         collector = await self._add(request, frames)
-        return self._reply(request, await self._finished(collector))
+        return self._reply(request, await self._answer(collector.get()))
 
     async def replies(
         self, requests: Sequence[ReplyRequest], frames: Mapping[str, np.ndarray]
     ) -> list[Reply]:
         core = self._engine.engine_core
-        await core.pause_scheduler_async(mode="keep", clear_cache=False)
+        await self._answer(core.pause_scheduler_async(mode="keep", clear_cache=False))
         try:
             collectors = [await self._add(request, frames) for request in requests]
         finally:
-            await core.resume_scheduler_async()
-        outputs = [await self._finished(collector) for collector in collectors]
+            await self._answer(core.resume_scheduler_async())
+        outputs = [await self._answer(collector.get()) for collector in collectors]
         return [
             self._reply(request, output) for request, output in zip(requests, outputs, strict=True)
         ]
@@ -99,19 +105,26 @@ class VllmEngine:
         from vllm.lora.request import LoRARequest
 
         request = LoRARequest(f"policy-{version}", version + 1, str(path))
-        if not await self._engine.add_lora(request):
+        if not await self._answer(self._engine.add_lora(request)):
             raise SyncError(f"adapter version {version} at {path}: the engine refused to load it")
         previous, self._lora = self._lora, request
         if previous is not None and previous.lora_int_id != request.lora_int_id:
-            await self._engine.remove_lora(previous.lora_int_id)
-        if not await self._engine.reset_prefix_cache():
+            await self._answer(self._engine.remove_lora(previous.lora_int_id))
+        await self.forget()
+
+    async def forget(self) -> None:
+        """Drop what is cached of prompts and images: what is sampled next then depends on nothing
+        that was served before, as on an engine that was just started."""
+        if not await self._answer(self._engine.reset_prefix_cache()):
             raise SyncError(
                 "the engine could not drop its prefix cache: requests still hold blocks"
             )
+        await self._answer(self._engine.reset_encoder_cache())
 
     async def loaded(self) -> list[int]:
         """Policy versions that the engine holds."""
-        return sorted(lora_id - 1 for lora_id in await self._engine.list_loras())
+        loras = await self._answer(self._engine.list_loras())
+        return sorted(lora_id - 1 for lora_id in loras)
 
     async def probe(
         self, ids: tuple[int, ...], frames: tuple[str, ...], pixels: Mapping[str, np.ndarray]
@@ -119,7 +132,7 @@ class VllmEngine:
         """Log-probabilities of `ids[1:]` given what stands before each, at temperature 1."""
         request = ReplyRequest("probe", ids, frames, seed=0, max_tokens=1, temperature=0.0)
         collector = await self._add(request, pixels, prompt_logprobs=0)
-        output = await self._finished(collector)
+        output = await self._answer(collector.get())
         self._check_expansion(request, output)
         rows = output.prompt_logprobs[1:]
         return [row[token].logprob for row, token in zip(rows, ids[1:], strict=True)]
@@ -127,11 +140,11 @@ class VllmEngine:
     async def sleep(self) -> None:
         """Free the device's memory; weights wait in host memory (level 1), which adapters need."""
         if self._spec.sleep:
-            await self._engine.sleep(level=1)
+            await self._answer(self._engine.sleep(level=1))
 
     async def wake(self) -> None:
         if self._spec.sleep:
-            await self._engine.wake_up()
+            await self._answer(self._engine.wake_up())
 
     async def shutdown(self) -> None:
         """End the engine. In its own event loop: from outside of it, vLLM only asks the loop to
@@ -169,16 +182,29 @@ class VllmEngine:
         # The engine's own request ids must be unique for its lifetime.
         self._counter += 1
         name = f"{request.request_id}-{self._counter}"
-        return await self._engine.add_request(name, prompt, params, lora_request=self._lora)
+        return await self._answer(
+            self._engine.add_request(name, prompt, params, lora_request=self._lora)
+        )
 
-    async def _finished(self, collector):
+    async def _answer(self, awaitable: Awaitable) -> Any:
+        """What the engine's core process gives. Raises WorkerLostError when it is dead or silent:
+        vLLM itself may wait for a dead one for ever."""
+        task = asyncio.ensure_future(awaitable)
+        deadline = time.monotonic() + self._spec.request_timeout_s
         try:
-            return await asyncio.wait_for(collector.get(), self._spec.request_timeout_s)
-        except TimeoutError:
-            raise ClusterError(
-                f"the engine gave no reply within rollout.request_timeout_s="
-                f"{self._spec.request_timeout_s}"
-            ) from None
+            while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
+                if self._engine.errored:
+                    raise WorkerLostError("the engine's core process died")
+                if time.monotonic() > deadline:
+                    raise WorkerLostError(
+                        f"the engine gave no answer within rollout.request_timeout_s="
+                        f"{self._spec.request_timeout_s}"
+                    )
+            return task.result()
+        except self._dead as error:
+            raise WorkerLostError("the engine's core process died") from error
+        finally:
+            task.cancel()
 
     def _check_expansion(self, request: ReplyRequest, output) -> None:
         found = tuple(output.prompt_token_ids)

@@ -7,24 +7,29 @@ when the driver goes.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from wayfinder.errors import ClusterError, WayfinderError
+from wayfinder.errors import ClusterError, WayfinderError, WorkerLostError
 from wayfinder.runtime.engine_worker import EngineWorker
 from wayfinder.runtime.policy_worker import PolicyWorker
+from wayfinder.runtime.ray_session import RaySession
 
 # Both actors of a slot reserve a share of its bundle; they work in turns, not at once.
 _SHARE = 0.5
+# Between two looks at whether Ray is alive.
+_LOOK_S = 1.0
+# A rank that dies breaks the collectives of the others, who may say so before Ray notices.
+_DEATH_NOTICE_S = 15.0
+# Engines have this long for an orderly end.
+_ORDERLY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +44,55 @@ class ClusterSpec:
     object_store_mib: int
 
 
+class Deadline:
+    """A bounded wait that begins now."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._end = time.monotonic() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+
 class Cluster:
     """The workers of a run. Use as a context manager: leaving it ends all that was started."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
+        self._session: RaySession | None = None
         self._group = None
-        self._owns_ray = False
         self.engines: list[Any] = []
         self.ranks: list[Any] = []
 
     def __enter__(self) -> Cluster:
+        spec = self._spec
+        options: dict[str, Any] = {}
+        if spec.address is None:
+            options = {
+                # On a CPU the slots share the cores by taking turns; Ray only counts shares.
+                "num_cpus": max(1, round(spec.slots * spec.cpus_per_slot)),
+                "include_dashboard": False,
+                "object_store_memory": spec.object_store_mib * 2**20,
+            }
         try:
-            self._connect()
+            self._session = RaySession(spec.address, options, spec.start_timeout_s)
             self._reserve()
-            self._make_actors()
+            for slot in range(spec.slots):
+                rank = ray.remote(PolicyWorker).options(**self._options(slot))
+                # Ranks wait for each other longer than the driver waits for them: it is the driver
+                # that notices, and ends them.
+                self.ranks.append(
+                    rank.remote(
+                        slot,
+                        spec.slots,
+                        spec.device,
+                        spec.threads_per_slot,
+                        2 * spec.step_timeout_s,
+                    )
+                )
+                self.engines.append(self._engine(slot))
         except BaseException:
             self.close()
             raise
@@ -65,70 +104,105 @@ class Cluster:
     def wait(
         self, references: Sequence[Any], timeout_s: float | None = None, what: str = ""
     ) -> list:
-        """Results of `references`. A dead or silent worker becomes a ClusterError that names it."""
+        """Results of `references`. Raises the first failure; see `first` and `result`."""
+        pending = list(references)
+        deadline = self.deadline(timeout_s)
+        while pending:
+            done = self.first(pending, deadline, what)
+            pending.remove(done)
+            try:
+                self.result(done, what)
+            except WayfinderError:
+                raise
+            except RayTaskError:
+                self._raise_if_one_died(pending, what)
+                raise
+        return ray.get(list(references))
+
+    def deadline(self, timeout_s: float | None = None) -> Deadline:
+        """After it, an answer that is asked for now counts as lost. None: the time of a step."""
+        return Deadline(timeout_s or self._spec.step_timeout_s)
+
+    def first(self, references: Sequence[Any], deadline: Deadline, what: str) -> Any:
+        """The first of `references` to be done, well or not.
+
+        Raises WorkerLostError when there is none before `deadline`, ClusterError when Ray is lost.
+        """
+        while True:
+            left = deadline.left_s
+            done, _ = ray.wait(list(references), num_returns=1, timeout=min(left, _LOOK_S))
+            if done:
+                return done[0]
+            self._check_session()
+            if not left:
+                raise WorkerLostError(
+                    f"{what} gave no answer within {deadline.limit_s:.0f} s "
+                    "(cluster.step_timeout_s; cluster.start_timeout_s for a start)"
+                )
+
+    def result(self, reference: Any, what: str) -> Any:
+        """The value of a reference that is done.
+
+        Raises WorkerLostError when its worker died, ClusterError when Ray is lost, and what the
+        worker raised if that is a message for the user.
+        """
         try:
-            return ray.get(list(references), timeout=timeout_s or self._spec.step_timeout_s)
-        except GetTimeoutError as error:
-            raise ClusterError(
-                f"{what} gave no answer within "
-                f"{timeout_s or self._spec.step_timeout_s:.0f} s (cluster.step_timeout_s)"
-            ) from error
+            return ray.get(reference)
         except RayTaskError as error:
             # The worker's own message for the user, without Ray's frame around it.
             cause = error.cause
             if isinstance(cause, WayfinderError):
                 raise cause from error
+            if isinstance(cause, RayError):  # what it was given lay on a node that is gone
+                raise WorkerLostError(f"{what} lost its input: {_brief(cause)}") from error
             raise
-        except (ActorDiedError, RayActorError) as error:
-            raise ClusterError(f"{what} died: {error}") from error
+        except RayActorError as error:
+            self._check_session()
+            raise WorkerLostError(f"{what} died: {_brief(error)}") from error
+
+    def replace_engine(self, slot: int) -> None:
+        """Put a new engine, not yet started, in the place of one that is lost."""
+        ray.kill(self.engines[slot])
+        self.engines[slot] = self._engine(slot)
+
+    def remember_workers(self) -> None:
+        """Note the processes of the workers, so that `close` leaves none even if Ray is dead."""
+        if self._session is not None:
+            self._session.remember_workers()
 
     def close(self) -> None:
-        """Stop the workers, give the slots back, and stop Ray if it was started here."""
-        for engine in self.engines:
-            _quietly(engine.close.remote())
+        """Stop the workers, give the slots back, and stop Ray if it was started here. Bounded, and
+        harmless when Ray is dead."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close(self._end_workers)
+        self.engines, self.ranks, self._group = [], [], None
+
+    def _end_workers(self) -> None:
+        ends = [engine.close.remote() for engine in self.engines]
+        if ends:
+            ray.wait(ends, num_returns=len(ends), timeout=_ORDERLY_S)
         for actor in [*self.engines, *self.ranks]:
             ray.kill(actor)
-        self.engines, self.ranks = [], []
         if self._group is not None:
             remove_placement_group(self._group)
-            self._group = None
-        if self._owns_ray:
-            ray.shutdown()
-            self._owns_ray = False
 
-    def _connect(self) -> None:
-        if ray.is_initialized():
-            return
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if self._spec.address is None:
-            options |= {
-                # On a CPU the slots share the cores by taking turns; Ray only counts shares.
-                "num_cpus": max(1, round(self._spec.slots * self._spec.cpus_per_slot)),
-                "include_dashboard": False,
-                "object_store_memory": self._spec.object_store_mib * 2**20,
-            }
-        else:
-            options["address"] = self._spec.address
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray's default puts workers behind everything else on the machine; they are the job.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        deadline = time.monotonic() + self._spec.start_timeout_s
-        # Ray installs a handler of its own, which would hide from the run that it was interrupted.
-        on_terminate = signal.getsignal(signal.SIGTERM)
-        while True:
-            try:
-                ray.init(**options)
-                signal.signal(signal.SIGTERM, on_terminate)
-                break
-            # Ray raises a bare Exception when its own processes come up too slowly, as they do on
-            # a machine that is busy; another attempt then finds their files in the page cache.
-            except Exception as error:
-                ray.shutdown()
-                if time.monotonic() > deadline:
-                    raise ClusterError(
-                        f"cluster.address={self._spec.address}: cannot start or reach Ray: {error}"
-                    ) from error
-        self._owns_ray = True
+    def _check_session(self) -> None:
+        if self._session is not None and (problem := self._session.problem()):
+            raise ClusterError(
+                f"{problem}. Repeat the command: the run goes on from its last checkpoint."
+            )
+
+    def _raise_if_one_died(self, references: list[Any], what: str) -> None:
+        deadline = Deadline(_DEATH_NOTICE_S)
+        pending = list(references)
+        while pending and deadline.left_s:
+            done, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_S)
+            for reference in done:
+                try:
+                    self.result(reference, what)
+                except RayTaskError:
+                    continue
 
     def _bundle(self) -> dict[str, float]:
         bundle = {"CPU": self._spec.cpus_per_slot}
@@ -147,25 +221,19 @@ class Cluster:
                 "add nodes."
             )
 
-    def _make_actors(self) -> None:
-        spec = self._spec
-        for slot in range(spec.slots):
-            options: dict[str, Any] = {
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=slot
-                ),
-                "num_cpus": spec.cpus_per_slot * _SHARE,
-                "num_gpus": _SHARE if spec.device == "cuda" else 0,
-                "runtime_env": {"env_vars": _environment(spec)},
-                "max_restarts": 0,
-            }
-            self.ranks.append(
-                ray.remote(PolicyWorker)
-                .options(**options)
-                .remote(slot, spec.slots, spec.device, spec.threads_per_slot, spec.step_timeout_s)
-            )
-            engine = ray.remote(EngineWorker).options(**options).remote(slot)
-            self.engines.append(engine)
+    def _engine(self, slot: int) -> Any:
+        return ray.remote(EngineWorker).options(**self._options(slot)).remote(slot)
+
+    def _options(self, slot: int) -> dict[str, Any]:
+        return {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=slot
+            ),
+            "num_cpus": self._spec.cpus_per_slot * _SHARE,
+            "num_gpus": _SHARE if self._spec.device == "cuda" else 0,
+            "runtime_env": {"env_vars": _environment(self._spec)},
+            "max_restarts": 0,
+        }
 
 
 def _environment(spec: ClusterSpec) -> dict[str, str]:
@@ -182,12 +250,9 @@ def _environment(spec: ClusterSpec) -> dict[str, str]:
     return environment
 
 
-def _quietly(reference: Any) -> None:
-    """Wait a little for an orderly end; what follows ends the worker in any case."""
-    try:
-        ray.get(reference, timeout=10)
-    except (RayActorError, GetTimeoutError, RayTaskError):
-        return
+def _brief(error: RayError) -> str:
+    """Ray's account of an error on one line, without its guesses at the cause."""
+    return " ".join(str(error).split(" Some common causes")[0].split()).removesuffix(".")
 
 
 def _counted(resources: dict[str, float]) -> dict[str, float]:

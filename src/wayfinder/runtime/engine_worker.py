@@ -69,6 +69,8 @@ class EngineWorker:
                 f"engine {self._index} serves policy version {self._version}, "
                 f"not {spec.policy_version}"
             )
+        # The share of a lost engine is played by one that has served nothing yet.
+        await self._engine.forget()
         frames: dict[str, np.ndarray] = {}
         runs = []
         for place in places:

@@ -12,12 +12,13 @@ import ray
 
 from wayfinder.algo.loss import LossSpec, averaged
 from wayfinder.batch.plan import UpdatePlan
-from wayfinder.errors import SyncError
+from wayfinder.errors import SyncError, WorkerLostError
 from wayfinder.rollout.episode import EpisodeSpec, Place
 from wayfinder.rollout.generator import EngineSpec
 from wayfinder.runtime.adapter_sync import Publication, forget_after, retire
 from wayfinder.runtime.cluster import Cluster
 from wayfinder.runtime.engine_worker import EnvSpec
+from wayfinder.runtime.recovery import Restarts
 from wayfinder.train.mismatch import MismatchSums
 from wayfinder.train.model import PolicySpec
 from wayfinder.train.step import OptimizerSpec
@@ -77,6 +78,7 @@ class Workers:
         probe: Probe,
         probe_tolerance: float,
         sleep_engines: bool,
+        restarts: Restarts,
     ) -> None:
         self._cluster = cluster
         self._adapters = adapters
@@ -84,7 +86,9 @@ class Workers:
         self._probe = probe
         self._tolerance = probe_tolerance
         self._sleep = sleep_engines
+        self._restarts = restarts
         self.publication: Publication | None = None
+        self._expected: list[float] = []  # the trainer's answer to the probe at `publication`
 
     def start(
         self,
@@ -98,6 +102,8 @@ class Workers:
     ) -> None:
         """Build the policy and the engines, both at once. Ranks first on a GPU: an engine measures
         what is free there."""
+        self._started_with = engines, env
+        self._start_timeout_s = timeout_s
         ranks = self._cluster.ranks
         address = self._cluster.wait([ranks[0].bind.remote()], timeout_s, "policy rank 0")[0]
         built = [
@@ -110,26 +116,30 @@ class Workers:
             for engine, spec in zip(self._cluster.engines, engines, strict=True)
         ]
         self._cluster.wait([*built, *started], timeout_s, "a worker, at its start,")
+        self._cluster.remember_workers()
 
     def play(self, places: list[Place], spec: EpisodeSpec, lockstep: bool) -> Played:
-        """Run episodes. The members of a group go to one engine, which shares their prefixes."""
-        engines = self._cluster.engines
+        """Run episodes. The members of a group go to one engine, which shares their prefixes; if it
+        is lost, the engine in its place runs its share again and the others' episodes are kept."""
+        engines = len(self._cluster.engines)
         order: dict[int, int] = {}
-        shares: list[list[int]] = [[] for _ in engines]
+        shares: dict[int, list[int]] = {}
         for index, place in enumerate(places):
             group = order.setdefault(place.task.index, len(order))
-            shares[group % len(engines)].append(index)
-        calls = [
-            engine.play.options(num_returns=2).remote([places[i] for i in share], spec, lockstep)
-            for engine, share in zip(engines, shares, strict=True)
-            if share
-        ]
-        parts = self._cluster.wait([call[0] for call in calls], what="a rollout engine")
+            shares.setdefault(group % engines, []).append(index)
+        parts = self._ask(
+            "play",
+            {
+                engine: ([places[i] for i in share], spec, lockstep)
+                for engine, share in shares.items()
+            },
+            num_returns=2,
+        )
         episodes: list[Episode | None] = [None] * len(places)
-        for share, part in zip([s for s in shares if s], parts, strict=True):
-            for index, episode in zip(share, part, strict=True):
+        for engine, share in shares.items():
+            for index, episode in zip(share, parts[engine][0], strict=True):
                 episodes[index] = episode
-        return Played([e for e in episodes if e is not None], [call[1] for call in calls])
+        return Played([e for e in episodes if e is not None], [part[1] for part in parts.values()])
 
     def score(self, plan: list[list[MicroBatch]], played: Played, num_episodes: int) -> np.ndarray:
         """Sums of log(policy / reference) over the tokens of each episode, [num_episodes]."""
@@ -160,24 +170,20 @@ class Workers:
     def publish(self, version: int, step: int) -> dict[str, float]:
         """Write the adapter, have every engine load it, and have each prove that it serves it."""
         written = self._on_ranks("publish", str(self._adapters), version, step)
-        publication = next(part for part in written if part is not None)
+        self.publication = next(part for part in written if part is not None)
+        self._expected = self._on_ranks("probe", self._probe.micro_batch(), self._probe.pixels)[0]
         if self._sleep:
             self._on_engines("wake")
-        served = self._on_engines("load_latest", str(self._adapters))
-        for index, (found, digest) in enumerate(served):
-            if (found, digest) != (publication.version, publication.digest):
-                raise SyncError(
-                    f"engine {index} serves adapter version {found} ({digest[:12]}) after version "
-                    f"{publication.version} ({publication.digest[:12]}) was published"
-                )
-        difference = self._prove(publication)
-        self.publication = publication
-        retire(self._adapters, self._keep, {publication.version})
+        for index, served in enumerate(self._on_engines("load_latest", str(self._adapters))):
+            self._check_served(index, served)
+        answers = self._on_engines("probe", *self._question())
+        difference = max(self._check_probe(i, answer) for i, answer in enumerate(answers))
+        retire(self._adapters, self._keep, {version})
         return {"sync/probe_abs_logprob_diff_max": difference}
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, timeout_s: float | None = None) -> None:
         """Adapter and optimizer into `directory`, which every rank must see."""
-        self._on_ranks("save", str(directory))
+        self._on_ranks("save", str(directory), timeout_s=timeout_s)
 
     def load(self, directory: Path) -> None:
         self._on_ranks("load", str(directory))
@@ -186,32 +192,100 @@ class Workers:
         """Before a resumed run goes on: versions of the part that is repeated are made again."""
         forget_after(self._adapters, version)
 
-    def _prove(self, publication: Publication) -> float:
-        probe = self._probe
-        expected = self._on_ranks("probe", probe.micro_batch(), probe.pixels)[0]
-        answers = self._on_engines("probe", probe.ids, probe.frames, probe.pixels)
-        worst = 0.0
-        for index, answer in enumerate(answers):
-            difference = float(np.max(np.abs(np.subtract(answer, expected))))
-            if not difference <= self._tolerance:
-                raise SyncError(
-                    f"engine {index} does not serve adapter version {publication.version}: a probe "
-                    f"log-prob differs from the trainer's by {difference:.3g}, more than "
-                    f"sync.probe_tolerance={self._tolerance}. Usual causes: the adapter touched no "
-                    "module of the engine, another base model, or a precision that needs a larger "
-                    "tolerance."
-                )
-            worst = max(worst, difference)
-        return worst
+    def _question(self) -> tuple:
+        return self._probe.ids, self._probe.frames, self._probe.pixels
 
-    def _on_ranks(self, method: str, first: Any, *rest: Any) -> list:
+    def _check_served(self, index: int, served: tuple[int, str]) -> None:
+        publication, (version, digest) = self.publication, served
+        if (version, digest) != (publication.version, publication.digest):
+            raise SyncError(
+                f"engine {index} serves adapter version {version} ({digest[:12]}) after version "
+                f"{publication.version} ({publication.digest[:12]}) was published"
+            )
+
+    def _check_probe(self, index: int, answer: list[float]) -> float:
+        """Largest difference of the engine's answer to the trainer's."""
+        difference = float(np.max(np.abs(np.subtract(answer, self._expected))))
+        if not difference <= self._tolerance:
+            raise SyncError(
+                f"engine {index} does not serve adapter version {self.publication.version}: a "
+                f"probe log-prob differs from the trainer's by {difference:.3g}, more than "
+                f"sync.probe_tolerance={self._tolerance}. Usual causes: the adapter touched no "
+                "module of the engine, another base model, or a precision that needs a larger "
+                "tolerance."
+            )
+        return difference
+
+    def _on_ranks(
+        self, method: str, first: Any, *rest: Any, timeout_s: float | None = None
+    ) -> list:
         """Call a collective on all ranks; `score` gets each rank its own first argument."""
         calls = []
         for index, rank in enumerate(self._cluster.ranks):
             own = first[index] if method == "score" else first
             calls.append(getattr(rank, method).remote(own, *rest))
-        return self._cluster.wait(calls, what=f"a policy rank, in {method},")
+        return self._cluster.wait(calls, timeout_s, f"a policy rank, in {method},")
 
     def _on_engines(self, method: str, *arguments: Any) -> list:
-        calls = [getattr(engine, method).remote(*arguments) for engine in self._cluster.engines]
-        return self._cluster.wait(calls, what=f"a rollout engine, in {method},")
+        parts = self._ask(method, dict.fromkeys(range(len(self._cluster.engines)), arguments))
+        return [part[0] for part in parts.values()]
+
+    def _ask(
+        self, method: str, arguments: dict[int, tuple], num_returns: int = 1
+    ) -> dict[int, list]:
+        """Call `method` on engines, each with its own arguments. By engine, in the order given: the
+        first value, and references to the others.
+
+        An engine that is lost meanwhile is replaced and asked again.
+        """
+        waiting: dict[Any, int] = {}
+        sent: dict[int, list] = {}
+
+        def send(index: int) -> None:
+            call = getattr(self._cluster.engines[index], method)
+            made = call.options(num_returns=num_returns).remote(*arguments[index])
+            sent[index] = made if isinstance(made, list) else [made]
+            waiting[sent[index][0]] = index
+
+        for index in arguments:
+            send(index)
+        deadline = self._cluster.deadline()
+        answers: dict[int, Any] = {}
+        while waiting:
+            what = f"a rollout engine, in {method},"
+            lost = dict(waiting)
+            try:
+                done = self._cluster.first(list(waiting), deadline, what)
+                lost = {done: waiting[done]}
+                answers[waiting[done]] = self._cluster.result(done, what)
+                del waiting[done]
+            except WorkerLostError as error:
+                for reference, index in lost.items():
+                    del waiting[reference]
+                    self._replace_engine(index, error)
+                    send(index)
+                deadline = self._cluster.deadline()
+        return {index: [answers[index], *sent[index][1:]] for index in arguments}
+
+    def _replace_engine(self, index: int, error: WorkerLostError) -> None:
+        """Make a lost engine anew; it loads and proves the adapter that is current, if any is."""
+        logger.warning("engine %d is lost: %s", index, error)
+        specs, env = self._started_with
+        while True:
+            self._restarts.engine(index, error)
+            self._cluster.replace_engine(index)
+            engine = self._cluster.engines[index]
+
+            def ask(reference: Any) -> Any:
+                what = f"engine {index}, made anew,"
+                return self._cluster.wait([reference], self._start_timeout_s, what)[0]
+
+            try:
+                ask(engine.start.remote(specs[index], env))
+                self._cluster.remember_workers()
+                if self.publication is not None:
+                    self._check_served(index, ask(engine.load_latest.remote(str(self._adapters))))
+                    self._check_probe(index, ask(engine.probe.remote(*self._question())))
+                return
+            except WorkerLostError as again:
+                error = again

@@ -1,0 +1,134 @@
+"""Processes that are killed in the middle of a run: the result of the undisturbed run, or a clear
+stop from which the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from support.jobs import Running, figures, run
+
+pytestmark = pytest.mark.slow
+WEIGHTS = "adapters/2/adapter_model.safetensors"
+EPISODES = "episodes/eval_step_000002.jsonl"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def calm(root) -> Path:
+    run(root, "calm")
+    return root / "calm"
+
+
+def summary(running: Running) -> dict:
+    return json.loads((running.directory / "summary.json").read_text())
+
+
+def events(running: Running) -> str:
+    return (running.directory / "events.log").read_text()
+
+
+def assert_same_result(directory: Path, calm: Path) -> None:
+    assert figures(directory) == figures(calm)
+    for name in (WEIGHTS, EPISODES):
+        assert (directory / name).read_bytes() == (calm / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_whole_group_lets_the_run_save_and_end(root, calm, number, code):
+    """As a terminal and `timeout` send it. Ray is out of its reach, so a finished step is saved."""
+    running = Running(root, f"group-{code}")
+    running.until_line("step 1/2")
+    running.until_playing()
+    began = time.monotonic()
+    os.killpg(running.process.pid, number)
+    assert running.end(60) == code
+    assert time.monotonic() - began < 45
+    assert summary(running)["status"] == "interrupted"
+    assert "interrupted; step 1 is saved" in events(running)
+    run(root, f"group-{code}")
+    assert "resumed at step 1" in events(running)
+    assert_same_result(running.directory, calm)
+
+
+@pytest.mark.parametrize("victim", ["gcs", "raylet"])
+def test_a_lost_ray_ends_the_run_with_a_clear_message(root, calm, victim):
+    running = Running(root, f"lost-{victim}", "checkpoint.interval=1")
+    running.until_line("step 1/2")
+    running.until_playing()[victim].kill()
+    began = time.monotonic()
+    assert running.end(120) == 1
+    assert time.monotonic() - began < 90
+    told = summary(running)
+    assert told["status"] == "failed"
+    assert told["error"].startswith("ClusterError: Ray was lost")
+    assert "Repeat the command" in running.output
+    run(root, f"lost-{victim}", "checkpoint.interval=1")
+    assert_same_result(running.directory, calm)
+
+
+def test_every_process_of_the_job_gets_the_signal(root):
+    """As some schedulers send it: Ray ends with the run, which tells the truth all the same."""
+    running = Running(root, "everyone")
+    running.until_line("step 1/2")
+    for process in [*running.until_playing().values(), running.process]:
+        os.kill(process.pid, signal.SIGTERM)
+    assert running.end(90) == 143
+    assert summary(running)["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("victim", ["engine", "core"])
+def test_a_killed_engine_is_made_anew_and_plays_again(root, calm, victim):
+    running = Running(root, f"killed-{victim}")
+    running.until_line("step 1/2")
+    running.until_playing()[victim].kill()
+    assert running.end() == 0
+    assert "engine 0 is made anew" in events(running)
+    assert summary(running)["status"] == "finished"
+    assert_same_result(running.directory, calm)
+    assert sum("step 1/2" in line and line.startswith("step") for line in running.lines) == 1
+
+
+def test_a_silent_engine_is_made_anew(root, calm):
+    """SIGSTOP: the core process is there and gives no answer."""
+    running = Running(root, "silent", "rollout.request_timeout_s=10")
+    running.until_line("step 1/2")
+    running.until_playing()["core"].send_signal(signal.SIGSTOP)
+    assert running.end() == 0
+    assert "gave no answer within rollout.request_timeout_s=10" in events(running)
+    assert_same_result(running.directory, calm)
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1])
+def test_a_killed_rank_takes_the_run_back_to_its_last_checkpoint(root, calm, checkpoints):
+    name = f"rank-{checkpoints}"
+    running = Running(root, name, f"checkpoint.interval={checkpoints}")
+    running.until_line("step 1/2")
+    running.until_playing()["rank"].kill()
+    assert running.end() == 0
+    assert "all workers are made anew from the last checkpoint" in events(running)
+    assert ("resumed at step 1" in events(running)) == bool(checkpoints)
+    assert (running.directory / "metrics.discarded.jsonl").exists() != bool(checkpoints)
+    assert_same_result(running.directory, calm)
+
+
+def test_what_dies_again_and_again_stops_the_run(root):
+    running = Running(root, "again", "cluster.max_restarts=1")
+    running.until_line("step 1/2")
+    running.until_playing()["engine"].kill()
+    running.until(lambda: "engine 0 is made anew" in events(running))
+    running.until_playing()["rank"].kill()
+    assert running.end() == 1
+    told = summary(running)
+    assert told["status"] == "failed"
+    assert "cluster.max_restarts=1" in told["error"]
+    assert "repeat the command" in running.output

@@ -1,0 +1,145 @@
+"""Whole runs of a small job, started as a user starts them, and their processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from wayfinder.record.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "+experiment=maze_easy",
+    "steps=2",
+    "eval.tasks=8",
+    "eval.unseen_tasks=0",
+    "eval.final_greedy=false",
+    "algorithm.tasks_per_step=4",
+    "algorithm.group_size=4",
+    "env.max_turns=20",
+]
+# By the beginning of what `ps` shows.
+TITLES = {
+    "engine": "ray::EngineWorker",
+    "core": "VLLM::EngineCore",
+    "rank": "ray::PolicyWorker",
+    "gcs": "gcs_server",
+    "raylet": "raylet",
+}
+
+
+def command(root: Path, name: str, *extra: str) -> list[str]:
+    return [sys.executable, "run.py", *SMALL, f"paths.root={root}", f"run.name={name}", *extra]
+
+
+def run(root: Path, name: str, *extra: str, expect: int = 0) -> str:
+    done = subprocess.run(
+        command(root, name, *extra),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def figures(directory: Path) -> list[dict]:
+    """Metrics without what a clock says, or counts of what went wrong."""
+    clocks = ("time", "elapsed_s")
+    return [
+        {
+            key: value
+            for key, value in line.items()
+            if key not in clocks and not key.startswith(("time/", "throughput/", "faults/"))
+        }
+        for line in read_metrics(directory / "metrics.jsonl")
+    ]
+
+
+class Running:
+    """A run that a test disturbs. It leads a process group of its own."""
+
+    def __init__(self, root: Path, name: str, *extra: str) -> None:
+        self.directory = root / name
+        self.lines: list[str] = []
+        self._seen: dict[int, psutil.Process] = {}
+        self.process = subprocess.Popen(
+            command(root, name, *extra),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        self.lines.extend(self.process.stdout)
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def processes(self) -> dict[str, psutil.Process]:
+        """The processes of the run that are named in TITLES and exist now."""
+        found = {}
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                self._seen[process.pid] = process
+                title = " ".join(process.cmdline()) + " " + process.name()
+                for kind, start in TITLES.items():
+                    if title.startswith(start) or process.name() == start:
+                        found[kind] = process
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def until(self, condition: Callable[[], object], seconds: float = 240) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.output[-4000:]
+            assert time.monotonic() < deadline, self.output[-4000:]
+            time.sleep(0.02)
+
+    def until_line(self, start: str) -> None:
+        self.until(lambda: any(line.startswith(start) for line in self.lines))
+
+    def until_playing(self) -> dict[str, psutil.Process]:
+        """Wait until the engine plays episodes; the run's processes."""
+        self.until(lambda: "EngineWorker.play" in " ".join(self._engine_title()))
+        return self.processes()
+
+    def _engine_title(self) -> list[str]:
+        engine = self.processes().get("engine")
+        try:
+            return engine.cmdline() if engine else []
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill_left(self, seconds: float) -> int:
+        """Wait for the processes that were seen; kill those that stay, and count them."""
+        _, alive = psutil.wait_procs(list(self._seen.values()), timeout=seconds)
+        for process in alive:
+            process.kill()
+        return len(alive)
+
+    def end(self, seconds: float = 400) -> int:
+        """Wait for the end of the command; its exit code. None of its processes may be left."""
+        try:
+            code = self.process.wait(seconds)
+            self._reader.join(30)
+            _, alive = psutil.wait_procs(list(self._seen.values()), timeout=30)
+            assert not alive, alive
+            return code
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
