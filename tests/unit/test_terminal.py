@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from support.runs import solver, wanderer, wanderer_moves, with_text
+from support.recorded import solver, wanderer, wanderer_moves, with_text
 from wayfinder.record.terminal import draw_frame, show_episode, turn_line, visible
 
 ARROWS = "\u2192\u2191\u2190\u2193"  # of the directions 0..3

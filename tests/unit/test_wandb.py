@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from support.runs import make_run, wanderer_moves
+from support.recorded import make_run, wanderer_moves
 from support.wandb_log import all_of, history, only, read_records
 from wayfinder.record.episodes import read_episodes
 from wayfinder.record.layout import ADAPTERS_DIR, WANDB_DIR
