@@ -8,7 +8,7 @@ UV := uv==0.13.9
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup maze test lint format golden clean
+.PHONY: help setup maze test chaos lint format golden clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ maze: setup  ## train the tiny model on 9x9 mazes (the main job)
 
 test: setup  ## run all CPU tests
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+chaos: setup  ## kill processes of small runs at random and compare the results (an hour)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python tests/chaos/chaos.py $(ARGS)
 
 lint: setup  ## check style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -91,8 +91,12 @@ class Running:
 
     def processes(self) -> dict[str, psutil.Process]:
         """The processes of the run that are named in TITLES and exist now."""
-        found = {}
-        for process in psutil.Process(self.process.pid).children(recursive=True):
+        found: dict[str, psutil.Process] = {}
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return found
+        for process in children:
             try:
                 self._seen[process.pid] = process
                 title = " ".join(process.cmdline()) + " " + process.name()
