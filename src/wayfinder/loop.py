@@ -48,6 +48,7 @@ from wayfinder.record.tracking import Trackers, start_trackers
 from wayfinder.rollout.episode import Place
 from wayfinder.runtime.adapter_sync import Publication
 from wayfinder.runtime.cluster import Cluster
+from wayfinder.runtime.ray_metrics import RayMetrics
 from wayfinder.runtime.recovery import Restarts, interrupts_held
 from wayfinder.runtime.workers import Played, Workers
 from wayfinder.train import checkpoint
@@ -150,11 +151,15 @@ def _with_workers(
     """Do `task` with workers. When ranks are lost, once more with new ones, as if the command had
     been repeated."""
     restarts = Restarts(config.cluster.max_restarts, directory.event)
+    is_first = True
     while True:
         trackers.phase("starting workers")
         began = time.monotonic()
         try:
             with Cluster(specs.cluster_spec(config)) as cluster:
+                if is_first:
+                    trackers.add(lambda: RayMetrics(directory.name), "ray metrics")
+                    is_first = False
                 task(_start(config, directory, log, trackers, cluster, restarts, began))
             return
         except WorkerLostError as error:
@@ -260,6 +265,10 @@ def _step(run: Run, step: int) -> None:
     clock: dict[str, float] = {}
     with _timed(clock, "rollout"):
         groups, played = _rollout(run, step)
+    if replace(run.progress, step=step).evaluation_is_due(run.config):
+        # Beside the evaluation that follows, the episodes that the policy learnt from before it.
+        path = episodes_path(run.directory.path, "train", step)
+        write_episodes(path, played.episodes, played.fetch_frames(), run.decode)
     with _unbroken(run):
         _learn(run, step, groups, played, clock)
 
