@@ -8,10 +8,10 @@ UV := uv==0.13.9
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup maze test chaos lint format golden clean
+.PHONY: help setup maze test test-long chaos lint format golden clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/installed  ## build .venv, or bring it up to date with the requirements (6.5 GB)
 
@@ -30,6 +30,9 @@ maze: setup  ## train the tiny model on 9x9 mazes (the main job)
 
 test: setup  ## run all CPU tests
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+test-long: setup  ## run the tests of whole runs that lose processes on the way
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS)
 
 chaos: setup  ## kill processes of small runs at random and compare the results (an hour)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python tests/chaos/chaos.py $(ARGS)

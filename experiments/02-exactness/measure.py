@@ -38,7 +38,7 @@ CHECKS = {  # test: what is compared with what, bound
         "1e-4",
     ),
     "test_a_probe_equals_the_trainers": ("raw log-probs of a prompt: engine / trainer", "1e-4"),
-    "test_equal_to_float64": ("log-probs: float32 / float64 reference", "1e-6"),
+    "test_equal_to_float64": ("log-probs: float32 / float64 reference", "1e-5 relative"),
     "test_equal_to_the_models_own_positions": ("M-RoPE: ours / transformers", "0"),
     "test_positions_equal_those_of_vllms_model": ("M-RoPE: ours / vLLM", "0"),
     "test_equals_vllms_own_for_adapters": ("LoRA on a CPU: ours / vLLM's, float32", "1e-5"),
@@ -104,8 +104,6 @@ def main() -> int:
             {"test": name, "claim": claim, "bound": bound, "cases": len(own), "error": max(errors)}
         )
     (HERE / "measured.json").write_text(json.dumps(rows, indent=1) + "\n")
-    for row in rows:
-        print(f"| {row['claim']} | {row['cases']} | {row['error']:.1e} | {row['bound']} |")
     return done.returncode
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.jobs import Running, figures, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 WEIGHTS = "adapters/2/adapter_model.safetensors"
 EPISODES = "episodes/eval_step_000002.jsonl"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.jobs import ROOT, command, figures, run
+from support.jobs import ROOT, Running, command, figures, run
 from wayfinder.record.episodes import latest_episodes, read_episodes
 from wayfinder.record.metrics import read_metrics
 from wayfinder.runtime.adapter_sync import read_latest
@@ -160,3 +160,12 @@ def test_a_bound_that_is_broken_stops_the_run(root, override, words, versions):
     assert words in summary["error"]
     published = [p.name for p in (root / name / "adapters").iterdir() if p.name.isdigit()]
     assert published == versions
+
+
+def test_a_signal_while_ray_starts_leaves_nothing_behind(root):
+    running = Running(root, "early")
+    running.until(lambda: "gcs" in running.processes())
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end(60) == 143  # and none of its processes is left
+    summary = json.loads((running.directory / "summary.json").read_text())
+    assert summary["status"] == "interrupted"

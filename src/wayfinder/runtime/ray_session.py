@@ -59,9 +59,6 @@ def _children_apart() -> Iterator[None]:
         _leave_group = False
 
 
-_given_up = False  # this process could not leave its Ray and cannot start another one
-
-
 class RaySession:
     """A connection of this process to Ray, which it started itself if `address` is None."""
 
@@ -144,12 +141,20 @@ class RaySession:
         deadline = time.monotonic() + timeout_s
         # Ray installs a handler of its own, which would hide from the run that it was interrupted.
         on_terminate = signal.getsignal(signal.SIGTERM)
+        earlier = {*psutil.Process().children(recursive=True)}
         while True:
             try:
                 with _children_apart():
                     ray.init(log_to_driver=False, logging_level="ERROR", **options)
                 signal.signal(signal.SIGTERM, on_terminate)
                 break
+            except (KeyboardInterrupt, SystemExit) as stop:
+                # A Ray that is half started does not end what it has started so far.
+                signal.signal(signal.SIGTERM, on_terminate)
+                _kill([*{*psutil.Process().children(recursive=True)} - earlier])
+                if isinstance(stop, SystemExit):  # Ray's own answer to SIGTERM
+                    signal.raise_signal(signal.SIGTERM)
+                raise
             # Ray raises a bare Exception when its own processes come up too slowly, as they do on
             # a machine that is busy; another attempt then finds their files in the page cache.
             except Exception as error:
