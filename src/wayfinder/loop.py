@@ -29,14 +29,11 @@ from wayfinder import specs
 from wayfinder.algo.advantage import rewards_equal
 from wayfinder.algo.filters import refill_needed
 from wayfinder.batch.plan import score_plan, step_episodes, update_plan
-from wayfinder.chat.vision import VisionProcessor, load_processor
 from wayfinder.config.identity import config_hash, run_name, to_dict
-from wayfinder.config.places import model_source
 from wayfinder.config.schema import AlgorithmConfig, Config
 from wayfinder.envs.tasks import TrainingTasks, evaluation_tasks, forbidden_layouts
 from wayfinder.errors import InvariantError, WayfinderError, WorkerLostError
 from wayfinder.evaluate import Evaluation, run_evaluation
-from wayfinder.probe import make_probe
 from wayfinder.progress import Progress, learning_rate
 from wayfinder.record.episodes import episodes_path, write_episodes
 from wayfinder.record.memory import PeakMemory
@@ -51,6 +48,7 @@ from wayfinder.runtime.cluster import Cluster
 from wayfinder.runtime.ray_metrics import RayMetrics
 from wayfinder.runtime.recovery import Restarts, interrupts_held
 from wayfinder.runtime.workers import Played, Workers
+from wayfinder.starting import start_workers
 from wayfinder.train import checkpoint
 from wayfinder.types import Episode, Group, Outcome, Task
 
@@ -210,24 +208,8 @@ def _start(
     restarts: Restarts,
     began: float,
 ) -> Run:
-    processor = load_processor(model_source(config.model.path))
-    workers = Workers(
-        cluster,
-        adapters=specs.adapter_root(config, directory.adapters),
-        keep=config.sync.keep,
-        probe=make_probe(config, processor),
-        probe_tolerance=config.sync.probe_tolerance,
-        sleep_engines=str(config.cluster.device) == "cuda",
-        restarts=restarts,
-    )
-    workers.start(
-        specs.engine_specs(config, VisionProcessor(processor).tokens, specs.stop_ids(config)),
-        specs.env_spec(config),
-        specs.policy_spec(config),
-        specs.loss_spec(config),
-        specs.optimizer_spec(config),
-        config.algorithm.mismatch.stop,
-        config.cluster.start_timeout_s,
+    workers, processor = start_workers(
+        config, cluster, specs.adapter_root(config, directory.adapters), restarts
     )
     evaluation = evaluation_tasks(config.env.id, config.eval.first_seed, config.eval.tasks)
     forbidden = forbidden_layouts([*evaluation, *_unseen_tasks(config)])

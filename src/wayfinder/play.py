@@ -15,14 +15,12 @@ from pathlib import Path
 from rich.console import Console
 
 from wayfinder import specs
-from wayfinder.chat.vision import VisionProcessor, load_processor
-from wayfinder.config.places import model_source
 from wayfinder.config.schema import Config
-from wayfinder.probe import make_probe
 from wayfinder.record.terminal import show_episode
 from wayfinder.rollout.episode import Place
 from wayfinder.runtime.cluster import Cluster
-from wayfinder.runtime.workers import Workers
+from wayfinder.runtime.recovery import Restarts
+from wayfinder.starting import start_workers
 from wayfinder.types import Task
 
 
@@ -41,7 +39,8 @@ def play(config: Config, overrides: Sequence[str], began: float) -> float:
         Cluster(specs.cluster_spec(config)) as cluster,
     ):
         with console.status("starting the engine"):
-            workers = _start(config, cluster, Path(adapters))
+            restarts = Restarts(config.cluster.max_restarts, console.print)
+            workers, _ = start_workers(config, cluster, Path(adapters), restarts)
             workers.publish(0, 0)
         with console.status("playing"):
             # Named as the evaluation set names it, because the sampling seeds follow the names.
@@ -52,25 +51,3 @@ def play(config: Config, overrides: Sequence[str], began: float) -> float:
         frames = played.fetch_frames()
     show_episode(console, episode, frames, config.play.delay_s)
     return episode.reward
-
-
-def _start(config: Config, cluster: Cluster, adapters: Path) -> Workers:
-    processor = load_processor(model_source(config.model.path))
-    workers = Workers(
-        cluster,
-        adapters=adapters,
-        keep=config.sync.keep,
-        probe=make_probe(config, processor),
-        probe_tolerance=config.sync.probe_tolerance,
-        sleep_engines=str(config.cluster.device) == "cuda",
-    )
-    workers.start(
-        specs.engine_specs(config, VisionProcessor(processor).tokens, specs.stop_ids(config)),
-        specs.env_spec(config),
-        specs.policy_spec(config),
-        specs.loss_spec(config),
-        specs.optimizer_spec(config),
-        config.algorithm.mismatch.stop,
-        config.cluster.start_timeout_s,
-    )
-    return workers

@@ -22,7 +22,7 @@ TIERS = [
     {"rollout", "train"},
     {"runtime"},
     {
-        *("specs", "probe", "progress", "prepare", "loop", "evaluate", "play"),
+        *("specs", "probe", "progress", "prepare", "loop", "evaluate", "play", "starting"),
         *("reporting", "multirun"),
     },
 ]
