@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -78,6 +79,8 @@ class Running:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # Tests that are run in the background inherit an ignored SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

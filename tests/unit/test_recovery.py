@@ -31,6 +31,8 @@ def handlers():
         raise Interrupted(number)
 
     signal.signal(signal.SIGTERM, interrupt)
+    # Tests that are run in the background inherit an ignored SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     during = {number: signal.getsignal(number) for number in numbers}
     yield
     assert {number: signal.getsignal(number) for number in numbers} == during
