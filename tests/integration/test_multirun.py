@@ -20,7 +20,7 @@ STAND_IN = """
 import json, os, pathlib, runpy, signal, sys, time
 from wayfinder import loop
 from wayfinder.errors import SyncError
-def train(config, directory, log, trackers):
+def with_workers(config, directory, log, trackers, task):
     size = config.algorithm.group_size
     print("training", size, "again" if directory.resumed else "anew")
     log.log(0, {"eval/solve_rate": size / 16, "eval/num_episodes": 64.0})
@@ -32,7 +32,7 @@ def train(config, directory, log, trackers):
         case "terminate":
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
-loop._train = train
+loop._with_workers = with_workers
 sys.argv[0] = sys.argv.pop(1)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
