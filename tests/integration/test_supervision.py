@@ -21,7 +21,7 @@ from wayfinder.runtime.recovery import Restarts
 from wayfinder.runtime.workers import Played, Probe, Workers
 from wayfinder.types import Task
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 PLACES = [Place(Task("maze_2d/easy", i, i), member) for i in range(4) for member in range(2)]
 PLAYED = [(place.task.index, place.member) for place in PLACES]
 STEP_TIMEOUT_S = 12.0
