@@ -50,6 +50,11 @@ class SyncError(WayfinderError, RuntimeError):
     """An adapter could not be published, verified, loaded or proved."""
 
 
+class AdapterFileError(SyncError):
+    """Files of a published adapter are missing, cut, changed or cannot be written. Storage may come
+    back, and the rank that wrote them can write them again."""
+
+
 class CheckpointError(WayfinderError, RuntimeError):
     """A checkpoint is half-written, corrupt, foreign or of a newer format."""
 

@@ -32,7 +32,7 @@ from wayfinder.batch.plan import score_plan, step_episodes, update_plan
 from wayfinder.config.identity import config_hash, run_name, to_dict
 from wayfinder.config.schema import AlgorithmConfig, Config
 from wayfinder.envs.tasks import TrainingTasks, evaluation_tasks, forbidden_layouts
-from wayfinder.errors import InvariantError, WayfinderError, WorkerLostError
+from wayfinder.errors import InvariantError, RunDirError, WayfinderError, WorkerLostError
 from wayfinder.evaluate import Evaluation, run_evaluation
 from wayfinder.progress import Progress, learning_rate
 from wayfinder.record.episodes import episodes_path, write_episodes
@@ -43,7 +43,7 @@ from wayfinder.record.run_dir import RunDir
 from wayfinder.record.summary import Status, build_summary
 from wayfinder.record.tracking import Trackers, start_trackers
 from wayfinder.rollout.episode import Place
-from wayfinder.runtime.adapter_sync import Publication
+from wayfinder.runtime.adapter_sync import Publication, make_root
 from wayfinder.runtime.cluster import Cluster
 from wayfinder.runtime.ray_metrics import RayMetrics
 from wayfinder.runtime.recovery import Restarts, interrupts_held
@@ -134,9 +134,19 @@ def _recorded(
                     error=error,
                 )
                 trackers.finish(summary, 0 if status is Status.FINISHED else 1)
-                directory.write_summary(summary)
+                _write_summary(directory, summary, status)
     print(f"{status} {directory.path} solve rate {summary['solve_rate_last']}")
     return _rate(summary["solve_rate_last"])
+
+
+def _write_summary(directory: RunDir, summary: dict[str, Any], status: Status) -> None:
+    """A run that ends badly says why it did, even where that cannot be written."""
+    try:
+        directory.write_summary(summary)
+    except RunDirError as problem:
+        if status is Status.FINISHED:
+            raise
+        logger.warning("%s", problem)
 
 
 def _with_workers(
@@ -149,6 +159,7 @@ def _with_workers(
     """Do `task` with workers. When ranks are lost, once more with new ones, as if the command had
     been repeated."""
     restarts = Restarts(config.cluster.max_restarts, directory.event)
+    make_root(specs.adapter_root(config, directory.adapters))
     is_first = True
     while True:
         trackers.phase("starting workers")

@@ -24,6 +24,7 @@ def start_workers(
         cluster,
         adapters=adapters,
         keep=config.sync.keep,
+        retry_s=config.sync.retry_s,
         probe=make_probe(config, processor),
         probe_tolerance=config.sync.probe_tolerance,
         sleep_engines=str(config.cluster.device) == "cuda",

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs import Running, figures, run
+from support.jobs import Running, assert_same_result, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-WEIGHTS = "adapters/2/adapter_model.safetensors"
-EPISODES = "episodes/eval_step_000002.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +33,6 @@ def summary(running: Running) -> dict:
 
 def events(running: Running) -> str:
     return (running.directory / "events.log").read_text()
-
-
-def assert_same_result(directory: Path, calm: Path) -> None:
-    assert figures(directory) == figures(calm)
-    for name in (WEIGHTS, EPISODES):
-        assert (directory / name).read_bytes() == (calm / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -38,7 +38,7 @@ class Stage:
         self.events: list[str] = []
         self.restarts = Restarts(99, self.events.append)
         self.workers = Workers(
-            cluster, root / "adapters", 2, Question((1,), (), {}), 1e-3, False, self.restarts
+            cluster, root / "adapters", 2, 0, Question((1,), (), {}), 1e-3, False, self.restarts
         )
         (root / "adapters").mkdir()
         self.workers.start([root, root], None, None, None, None, 1.0, 60)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -65,15 +65,30 @@ def figures(directory: Path) -> list[dict]:
     ]
 
 
-class Running:
-    """A run that a test disturbs. It leads a process group of its own."""
+def assert_same_result(directory: Path, calm: Path, adapters: Path | None = None) -> None:
+    """Two runs of SMALL have the same metrics, final adapter and episodes, bit for bit.
 
-    def __init__(self, root: Path, name: str, *extra: str) -> None:
+    `adapters`: where the first one published, if not in its directory.
+    """
+    assert figures(directory) == figures(calm)
+    weights, episodes = "2/adapter_model.safetensors", "episodes/eval_step_000002.jsonl"
+    mine = (adapters or directory / "adapters") / weights
+    assert mine.read_bytes() == (calm / "adapters" / weights).read_bytes()
+    assert (directory / episodes).read_bytes() == (calm / episodes).read_bytes()
+
+
+class Running:
+    """A run that a test disturbs. It leads a process group of its own.
+
+    `prefix`: a command that runs the run.
+    """
+
+    def __init__(self, root: Path, name: str, *extra: str, prefix: Sequence[str] = ()) -> None:
         self.directory = root / name
         self.lines: list[str] = []
         self._seen: dict[int, psutil.Process] = {}
         self.process = subprocess.Popen(
-            command(root, name, *extra),
+            [*prefix, *command(root, name, *extra)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -62,7 +62,7 @@ def flip(path: Path, place: int) -> None:
 
 
 def test_what_is_committed_is_what_is_read(tmp_path):
-    root = tmp_path / "checkpoints"
+    root = tmp_path
     path = put(root, 20)
     assert path == root / "step_20"
     assert newest(root) == (Checkpoint(path, 20, state(20)), [])

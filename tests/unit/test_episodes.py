@@ -54,6 +54,7 @@ def episodes(frames):
 
 def test_round_trip_is_exact(tmp_path, episodes, frames):
     path = episodes_path(tmp_path, "eval", 10)
+    path.parent.mkdir()
     write_episodes(path, episodes, frames)
     assert path == tmp_path / "episodes" / "eval_step_000010.jsonl"
     assert read_episodes(path) == episodes
@@ -129,6 +130,7 @@ def test_other_format_is_refused(tmp_path):
 
 def test_latest_is_that_of_the_last_step_and_of_its_kind(tmp_path, frames):
     assert latest_episodes(tmp_path) is None
+    (tmp_path / "episodes").mkdir()
     for kind, step in (("eval", 9), ("eval", 100), ("eval", 20), ("greedy", 200)):
         write_episodes(episodes_path(tmp_path, kind, step), [], frames)
     assert latest_episodes(tmp_path) == episodes_path(tmp_path, "eval", 100)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from wayfinder.errors import ClusterError, WorkerLostError
+from wayfinder.errors import AdapterFileError, ClusterError, WorkerLostError
 from wayfinder.runtime.recovery import Restarts, interrupts_held
 
 done: list[int] = []
@@ -99,14 +99,21 @@ def test_restarts_of_both_kinds_share_one_bound():
     lost = WorkerLostError("engine 1 died: out of memory")
     restarts.engine(1, lost)
     restarts.policy(lost)
-    assert restarts.metrics() == {"faults/engine_restarts": 1, "faults/policy_restarts": 1}
+    restarts.publication(3, AdapterFileError("cut"))  # bounded by time, not by number
+    restarts.publication(3, AdapterFileError("cut"))
+    assert restarts.metrics() == {
+        "faults/engine_restarts": 1,
+        "faults/policy_restarts": 1,
+        "faults/publication_retries": 2,
+    }
     assert "engine 1 is made anew" in notes[0]
     assert "last checkpoint" in notes[1]
     with pytest.raises(ClusterError, match=r"out of memory.*cluster\.max_restarts=2") as raised:
         restarts.engine(0, lost)
     # Or else the loop would take it for one more loss to mend.
     assert not isinstance(raised.value, WorkerLostError)
-    assert len(notes) == 2
+    assert len(notes) == 3
+    assert "version 3 is tried again" in notes[2]
 
 
 def test_no_restart_may_be_allowed():

@@ -70,6 +70,7 @@ ALWAYS = (
     at_least("cluster.object_store_mib", 80, 512),
     at_least("cluster.max_restarts", 0, 3),
     at_least("sync.keep", 1, 2),
+    at_least("sync.retry_s", 0, 60),
     above("sync.probe_tolerance", 0, 1e-3),
     at_least("eval.tasks", 1, 64),
     maze_seed("eval.first_seed", 0),

@@ -31,6 +31,7 @@ PLACES = (
 LIMITS = (
     "algorithm.mismatch",
     "sync.probe_tolerance",
+    "sync.retry_s",
     "env.step_timeout_s",
     "rollout.request_timeout_s",
     "cluster.start_timeout_s",

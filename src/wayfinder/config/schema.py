@@ -299,6 +299,8 @@ class SyncConfig:
     """Directory in which a run publishes adapters, below its own name; null: the run directory."""
     keep: int
     """Published versions that are kept."""
+    retry_s: float
+    """How long an adapter whose files cannot be written or read is tried again."""
     probe_tolerance: float
     """Largest allowed difference of a probe log-probability between engine and trainer."""
 

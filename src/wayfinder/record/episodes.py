@@ -86,7 +86,6 @@ def write_episodes(
             entry = zipfile.ZipInfo(f"{name}.png")  # a fixed date: same episodes, same bytes
             file.writestr(entry, encode_png(frames[name]))
     lines = [strict_json(_to_record(episode, decode)) for episode in episodes]
-    path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_bytes(_archive(path), archive.getvalue())
     atomic_write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 

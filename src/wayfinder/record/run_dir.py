@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import re
 import time
@@ -34,6 +35,8 @@ from wayfinder.record.layout import (
 )
 from wayfinder.record.lock import DirLock, read_holder, try_lock
 from wayfinder.record.provenance import commit, versions
+
+logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
@@ -170,15 +173,17 @@ class RunDir:
         return self.path / CHECKPOINTS_DIR
 
     def event(self, text: str) -> None:
-        """Append one line to `events.log`."""
+        """Append one line to `events.log`. A disk that refuses it is no reason to end a run: what
+        must be on disk raises by itself."""
+        path = self.path / EVENTS_FILE
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {' '.join(text.split())}\n"
         try:
-            with open(self.path / EVENTS_FILE, "a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8") as file:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise write_error(self.path / EVENTS_FILE, error) from error
+            logger.warning("not noted: %s (%s)", line.strip(), write_error(path, error))
 
     def failure(self, error: BaseException) -> None:
         """Note a failure in `events.log`, and its traceback in `error.log`."""
@@ -188,7 +193,7 @@ class RunDir:
             with open(self.path / ERROR_FILE, "a", encoding="utf-8") as file:
                 file.write(f"{now}\n{''.join(traceback.format_exception(error))}\n")
         except OSError as problem:
-            raise write_error(self.path / ERROR_FILE, problem) from problem
+            logger.warning("%s", write_error(self.path / ERROR_FILE, problem))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`: the last thing that a run does."""

@@ -15,14 +15,15 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
-from wayfinder.errors import SyncError
+from wayfinder.errors import AdapterFileError, SyncError
 
 FORMAT = 1
 WEIGHTS = "adapter_model.safetensors"
@@ -50,10 +51,11 @@ def publish(
     base_model: str,
     step: int,
 ) -> Publication:
-    """Write version `version` and point LATEST.json at it.
+    """Write version `version` below `root`, which exists, and point LATEST.json at it.
 
-    Raises SyncError when there is nothing to publish, when the version exists with other content
-    (versions are never rewritten), or when the file system refuses.
+    A version that lies there whole is left as it is, one that was damaged is written again. Raises
+    AdapterFileError when the file system refuses; SyncError when there is nothing to publish or
+    the version exists with other content (versions are never rewritten).
     """
     if not tensors:
         raise SyncError(f"adapter version {version}: no adapter tensors to publish")
@@ -78,8 +80,8 @@ def publish(
         },
     }
     target = root / str(version)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
+    with _changing(root):
+        _put_damaged_aside(target)
         if target.exists():
             if _read_manifest(target)["files"] != manifest["files"]:
                 raise SyncError(
@@ -94,17 +96,21 @@ def publish(
             _sync_directory(temporary)
             temporary.rename(target)
             _sync_directory(root)
-        publication = Publication(version, str(target), digest, len(tensors))
         pointer = root / f".tmp-{LATEST}-{uuid.uuid4().hex}"
         named = hashlib.sha256((target / MANIFEST).read_bytes()).hexdigest()
         _write(pointer, _json({"path": str(version), "manifest_sha256": named}))
         os.replace(pointer, root / LATEST)
         _sync_directory(root)
-    except OSError as error:
-        raise SyncError(f"sync.dir={root}: adapter version {version} not written: {error}") from (
-            error
-        )
-    return publication
+    return Publication(version, str(target), digest, len(tensors))
+
+
+def _put_damaged_aside(target: Path) -> None:
+    if not target.exists():
+        return
+    try:
+        verify(target)
+    except AdapterFileError:
+        target.rename(target.with_name(f".tmp-damaged-{target.name}-{uuid.uuid4().hex}"))
 
 
 def read_latest(root: Path) -> Publication:
@@ -114,14 +120,16 @@ def read_latest(root: Path) -> Publication:
         latest = json.loads(pointer.read_bytes())
         name, digest = str(latest["path"]), latest["manifest_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SyncError(f"{pointer}: not readable as a pointer to an adapter: {error}") from error
+        raise AdapterFileError(
+            f"{pointer}: not readable as a pointer to an adapter: {error}"
+        ) from error
     if not name.isdigit():
         raise SyncError(f"{pointer}: path {name!r} leaves the directory; expected a version number")
     path = root / name
     publication = verify(path)
     found = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
     if found != digest:
-        raise SyncError(
+        raise AdapterFileError(
             f"{path / MANIFEST}: sha256 {found[:12]}; {LATEST} says {str(digest)[:12]}. The file "
             "was changed after it was published."
         )
@@ -129,23 +137,24 @@ def read_latest(root: Path) -> Publication:
 
 
 def verify(path: Path) -> Publication:
-    """Check sizes and digests of a published version. Raises SyncError naming the file."""
+    """Check the digests of a published version. Raises AdapterFileError naming the file, SyncError
+    when it is of another format."""
     manifest = _read_manifest(path)
     for name in (WEIGHTS, CONFIG):
         expected = _entry(manifest, path, "files", name)
         try:
             content = (path / name).read_bytes()
         except OSError as error:
-            raise SyncError(f"{path / name}: named by the manifest, but {error}") from error
+            raise AdapterFileError(f"{path / name}: named by the manifest, but {error}") from error
         found = hashlib.sha256(content).hexdigest()
         if found != _entry(expected, path, "sha256"):
-            raise SyncError(
+            raise AdapterFileError(
                 f"{path / name}: {len(content)} bytes with sha256 {found[:12]}; the manifest says "
                 f"{expected.get('bytes')} bytes with {str(expected['sha256'])[:12]}. The file was "
                 "changed or cut after it was published."
             )
     if str(_entry(manifest, path, "version")) != path.name:
-        raise SyncError(
+        raise AdapterFileError(
             f"{path / MANIFEST}: version {manifest['version']!r}, but the directory is {path.name}"
         )
     return Publication(
@@ -160,42 +169,64 @@ def _entry(record: object, path: Path, *keys: str):
     """`record[key][key]...` of a manifest whose content nobody vouches for."""
     for key in keys:
         if not isinstance(record, dict) or key not in record:
-            raise SyncError(f"{path / MANIFEST}: no entry {'.'.join(keys)}")
+            raise AdapterFileError(f"{path / MANIFEST}: no entry {'.'.join(keys)}")
         record = record[key]
     return record
 
 
+def make_root(root: Path) -> None:
+    """Make the directory that versions are published into. Once, when a job begins: made again in
+    the place of a shared directory that is away for a while, it would hide what comes back."""
+    with _changing(root):
+        root.mkdir(parents=True, exist_ok=True)
+
+
 def retire(root: Path, keep: int, in_use: set[int]) -> list[int]:
     """Delete all but the newest `keep` versions, never one that an engine still serves."""
-    versions = sorted(int(p.name) for p in root.iterdir() if p.name.isdigit())
-    old = [v for v in versions[: max(0, len(versions) - keep)] if v not in in_use]
-    for version in old:
-        # Renamed first: a reader never finds a version that is half deleted.
-        doomed = root / f".tmp-retired-{version}-{uuid.uuid4().hex}"
-        (root / str(version)).rename(doomed)
-        shutil.rmtree(doomed)
+    with _changing(root):
+        versions = sorted(int(p.name) for p in root.iterdir() if p.name.isdigit())
+        old = [v for v in versions[: max(0, len(versions) - keep)] if v not in in_use]
+        for version in old:
+            _remove(root / str(version))
     return old
 
 
 def forget_after(root: Path, version: int) -> None:
     """Remove versions newer than `version`: a resumed run makes them again."""
-    for path in root.iterdir() if root.is_dir() else ():
-        if path.name.startswith(".tmp-"):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        elif path.name.isdigit() and int(path.name) > version:
-            doomed = root / f".tmp-retired-{path.name}-{uuid.uuid4().hex}"
-            path.rename(doomed)
-            shutil.rmtree(doomed)
+    with _changing(root):
+        for path in root.iterdir():
+            if path.name.startswith(".tmp-"):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            elif path.name.isdigit() and int(path.name) > version:
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Renamed first: a reader never finds a version that is half deleted."""
+    doomed = path.with_name(f".tmp-retired-{path.name}-{uuid.uuid4().hex}")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+@contextmanager
+def _changing(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AdapterFileError(
+            f"{root}: adapters cannot be published there: {error}. Free space there or make it "
+            "writable (sync.dir chooses the place), then repeat the command."
+        ) from error
 
 
 def _read_manifest(path: Path) -> dict:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
-        raise SyncError(f"{path / MANIFEST}: not readable: {error}") from error
+        raise AdapterFileError(f"{path / MANIFEST}: not readable: {error}") from error
     found = _entry(manifest, path, "format")
     if found != FORMAT:
         raise SyncError(f"{path / MANIFEST}: format {found!r}; this version reads {FORMAT}")

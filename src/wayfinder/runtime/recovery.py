@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from wayfinder.errors import ClusterError, WorkerLostError
+from wayfinder.errors import AdapterFileError, ClusterError, WorkerLostError
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Restarts:
     note: Callable[[str], None]  # writes one line to the run's events
     engines: int = 0
     policies: int = 0
+    publications: int = 0  # attempts that failed; they are bounded by time
 
     def engine(self, index: int, error: WorkerLostError) -> None:
         """Count a new engine in the place of a lost one, or stop the run."""
@@ -30,10 +31,17 @@ class Restarts:
         self._spend("all workers are made anew from the last checkpoint", error)
         self.policies += 1
 
+    def publication(self, version: int, error: AdapterFileError) -> None:
+        """Count a failed attempt to publish a version; the first of them is noted."""
+        if not self.publications:
+            self.note(f"{error}; adapter version {version} is tried again for sync.retry_s")
+        self.publications += 1
+
     def metrics(self) -> dict[str, float]:
         return {
             "faults/engine_restarts": float(self.engines),
             "faults/policy_restarts": float(self.policies),
+            "faults/publication_retries": float(self.publications),
         }
 
     def _spend(self, what: str, error: WorkerLostError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import ray
 
 from wayfinder.algo.loss import LossSpec, averaged
 from wayfinder.batch.plan import UpdatePlan
-from wayfinder.errors import SyncError, WorkerLostError
+from wayfinder.errors import AdapterFileError, SyncError, WorkerLostError
 from wayfinder.rollout.episode import EpisodeSpec, Place
 from wayfinder.rollout.generator import EngineSpec
 from wayfinder.runtime.adapter_sync import Publication, forget_after, retire
-from wayfinder.runtime.cluster import Cluster
+from wayfinder.runtime.cluster import Cluster, Deadline
 from wayfinder.runtime.engine_worker import EnvSpec
 from wayfinder.runtime.recovery import Restarts
 from wayfinder.train.mismatch import MismatchSums
@@ -25,6 +26,9 @@ from wayfinder.train.step import OptimizerSpec
 from wayfinder.types import Episode, MicroBatch, Sample
 
 logger = logging.getLogger(__name__)
+
+# Between two attempts at writing and loading an adapter.
+_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +79,7 @@ class Workers:
         cluster: Cluster,
         adapters: Path,
         keep: int,
+        retry_s: float,
         probe: Probe,
         probe_tolerance: float,
         sleep_engines: bool,
@@ -83,6 +88,7 @@ class Workers:
         self._cluster = cluster
         self._adapters = adapters
         self._keep = keep
+        self._retry_s = retry_s
         self._probe = probe
         self._tolerance = probe_tolerance
         self._sleep = sleep_engines
@@ -168,7 +174,22 @@ class Workers:
         return metrics | mismatch.metrics()
 
     def publish(self, version: int, step: int) -> dict[str, float]:
-        """Write the adapter, have every engine load it, and have each prove that it serves it."""
+        """Write the adapter, have every engine load it, and have each prove that it serves it.
+
+        All of it again, for at most `retry_s`, while files cannot be written or read: a shared
+        directory comes back, and a file that was damaged on the way is written anew.
+        """
+        deadline = Deadline(self._retry_s)
+        while True:
+            try:
+                return self._publish(version, step)
+            except AdapterFileError as error:
+                if not deadline.left_s:
+                    raise
+                self._restarts.publication(version, error)
+                time.sleep(_PAUSE_S)
+
+    def _publish(self, version: int, step: int) -> dict[str, float]:
         written = self._on_ranks("publish", str(self._adapters), version, step)
         self.publication = next(part for part in written if part is not None)
         self._expected = self._on_ranks("probe", self._probe.micro_batch(), self._probe.pixels)[0]

@@ -66,7 +66,7 @@ def begin(root: Path, step: int) -> Path:
     with _writing(temporary):
         for left in root.glob(".tmp-*"):
             shutil.rmtree(left)
-        temporary.mkdir(parents=True)
+        temporary.mkdir()
     return temporary
 
 
