@@ -64,6 +64,7 @@ def store(
     run_path: Path, kind: str, step: int, episodes: list[Episode], frames: dict[str, np.ndarray]
 ) -> Path:
     path = episodes_path(run_path, kind, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_episodes(path, episodes, frames, decode)
     return path
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wayfinder.algo.advantage import AdvantageKind, advantages, rewards_equal
+from wayfinder.algo.advantage import advantages, rewards_equal
+from wayfinder.choices import AdvantageKind
 
 EPSILON = 1e-6
 GROUP_RELATIVE = [kind for kind in AdvantageKind if kind.is_group_relative]

@@ -28,6 +28,7 @@ def _evaluate(run: Path, step: int, solved: dict[int, list[bool]]) -> Path:
         for member, success in enumerate(samples)
     ]
     path = episodes_path(run, "eval", step)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_episodes(path, episodes, frames)
     return path
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from support.configs import model_directory, set_keys
+from wayfinder.choices import LossKind
 from wayfinder.config import identity
 from wayfinder.config.identity import (
     config_diff,
@@ -31,7 +32,7 @@ from wayfinder.config.load import (
     from_dict,
     load_config,
 )
-from wayfinder.config.schema import Config, Loss, TaskKind
+from wayfinder.config.schema import Config, TaskKind
 from wayfinder.errors import ConfigError
 
 
@@ -53,7 +54,7 @@ def _loaded(overrides: list[str], tmp_path: Path) -> Config:
 
 def test_a_composed_config_is_plain_typed_objects(config):
     assert type(config) is Config
-    assert config.algorithm.loss is Loss.ppo_clip
+    assert config.algorithm.loss is LossKind.ppo_clip
     assert type(config.model.lora.targets) is list
     assert (config.episodes_per_step, config.history) == (128, 1)
 

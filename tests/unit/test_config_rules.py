@@ -11,21 +11,12 @@ from pathlib import Path
 import pytest
 
 from support.configs import MODEL_FILES, model_directory, set_keys
+from wayfinder.choices import AdvantageKind, GroupFilter, KlKind, KlPlacement, LossKind
 from wayfinder.config import bounds, rules, sft_rules
 from wayfinder.config.keys import all_keys
 from wayfinder.config.load import compose
 from wayfinder.config.places import is_hub_id, locate, model_source
-from wayfinder.config.schema import (
-    Advantage,
-    Config,
-    Device,
-    EnvKind,
-    GroupFilter,
-    KlKind,
-    KlPlacement,
-    Loss,
-    TaskKind,
-)
+from wayfinder.config.schema import Config, Device, EnvKind, TaskKind
 from wayfinder.envs.maze2d import SIZES
 from wayfinder.errors import ConfigError
 
@@ -53,7 +44,7 @@ REFUSED = [
     ({"algorithm.clip_high": -0.1}, "algorithm.clip_high", "more than 0"),
     ({"algorithm.dual_clip": 1.0}, "algorithm.dual_clip", "more than 1"),
     (
-        {"algorithm.dual_clip": 3.0, "algorithm.loss": Loss.cispo},
+        {"algorithm.dual_clip": 3.0, "algorithm.loss": LossKind.cispo},
         "algorithm.dual_clip",
         "ppo_clip",
     ),
@@ -147,9 +138,9 @@ def test_a_broken_rule_is_the_only_complaint(config, changes, key, words):
 
 ALLOWED = [
     {},
-    {"algorithm.group_size": 1, "algorithm.advantage": Advantage.reinforce_pp},
+    {"algorithm.group_size": 1, "algorithm.advantage": AdvantageKind.reinforce_pp},
     {"algorithm.mini_batches": 16},
-    {"algorithm.clip_low": 1.0, "algorithm.loss": Loss.cispo},
+    {"algorithm.clip_low": 1.0, "algorithm.loss": LossKind.cispo},
     {"algorithm.dual_clip": 3.0},
     {"algorithm.kl_coef": 0.001},
     {

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wayfinder.algo.advantage import AdvantageKind, advantages
+from wayfinder.algo.advantage import advantages
 from wayfinder.algo.filters import (
-    GroupFilter,
     GroupSignal,
     count_signals,
     drop_is_exact,
@@ -16,8 +15,8 @@ from wayfinder.algo.filters import (
     select,
 )
 from wayfinder.algo.loss import LossInputs, LossSpec, policy_loss
-from wayfinder.algo.reduce import ReductionMode, token_weights
-from wayfinder.algo.surrogate import LossKind
+from wayfinder.algo.reduce import token_weights
+from wayfinder.choices import AdvantageKind, GroupFilter, LossKind, ReductionMode
 
 REWARDS = [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [], [0.3, 0.1 + 0.2], [0.5, 0.2]]
 LENGTHS = [[3, 7], [2, 5], [9, 1], [], [4, 4], [6, 8]]

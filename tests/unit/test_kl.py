@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from wayfinder.algo.kl import KlKind, KlPlacement, kl_in_reward, kl_values
+from wayfinder.algo.kl import kl_in_reward, kl_values
+from wayfinder.choices import KlKind, KlPlacement
 
 # pi = (1/2, 3/10, 1/5) as logits log pi, ref = (1/5, 3/10, 1/2). The two exact gradients with
 # respect to the logits, worked out by hand with L = log(5/2):

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src" / "wayfinder"
 # A module may import from tiers before its own, and from its own package. Packages of one tier may
 # use each other, as long as they do not go round in circles.
 TIERS = [
-    {"errors", "types", "seeding", "statistics"},
+    {"errors", "types", "seeding", "statistics", "choices"},
     {"config"},
     {"envs", "chat", "algo", "batch"},
     {"rollout", "train"},
@@ -27,7 +27,7 @@ TIERS = [
     },
 ]
 # Records are of finished things: they know what a run is called and what an episode is, no more.
-RECORD_MAY_USE = {"errors", "types", "seeding", "statistics", "config", "record"}
+RECORD_MAY_USE = {"errors", "types", "seeding", "statistics", "choices", "config", "record"}
 
 
 def modules() -> list[Path]:

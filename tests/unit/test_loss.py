@@ -8,11 +8,11 @@ import random
 import pytest
 import torch
 
-from wayfinder.algo.importance import ImportanceMode, importance_weights
-from wayfinder.algo.kl import KlKind
+from wayfinder.algo.importance import importance_weights
 from wayfinder.algo.loss import LossInputs, LossSpec, averaged, policy_loss
-from wayfinder.algo.reduce import ReductionMode, sequence_sums, token_weights
-from wayfinder.algo.surrogate import LossKind, cispo, gspo, ppo_clip, reinforce
+from wayfinder.algo.reduce import sequence_sums, token_weights
+from wayfinder.algo.surrogate import cispo, gspo, ppo_clip, reinforce
+from wayfinder.choices import ImportanceMode, KlKind, LossKind, ReductionMode
 
 CONSTANT = 20.0
 LENGTHS = [3, 17, 1, 9, 2, 6, 5, 4]

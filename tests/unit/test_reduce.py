@@ -6,13 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wayfinder.algo.reduce import (
-    ReductionMode,
-    reduce,
-    sequence_sums,
-    token_weights,
-    whole_sequence_sums,
-)
+from wayfinder.algo.reduce import reduce, sequence_sums, token_weights, whole_sequence_sums
+from wayfinder.choices import ReductionMode
 
 CONSTANT = 50.0
 

@@ -81,6 +81,7 @@ def test_final_picture_has_the_curve_above_the_last_evaluation(run_path):
     frames = {}
     solved = walk(0, [*expert_moves(0), "stop"], Outcome.SOLVED, frames)
     failed = walk(1, [0, "stop"], Outcome.STOPPED, frames)
+    (run_path / "episodes").mkdir()
     write_episodes(episodes_path(run_path, "eval", 0), [failed], frames)
     write_episodes(episodes_path(run_path, "eval", 10), [solved, failed], frames)
     path = final_picture(run_path)

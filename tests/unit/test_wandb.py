@@ -42,6 +42,7 @@ def sent(tmp_path_factory):
     run_path = make_run(tmp_path_factory.mktemp("wandb") / "run")
     (run_path / WANDB_DIR).mkdir()
     adapters = run_path / ADAPTERS_DIR
+    adapters.mkdir()
     for version in (1, 2):
         tensors = {"lora_A": torch.full((2, 2), float(version))}
         publish(adapters, version, tensors, {"r": 2}, base_model="tiny", step=version)

@@ -14,29 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import StrEnum
+
+from wayfinder.choices import AdvantageKind
 
 # Rewards that differ by less than this share of the largest one are the same reward with rounding:
 # wide enough for sums made in float32, and far below any difference an environment means.
 RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-12
-
-
-class AdvantageKind(StrEnum):
-    """Formula of the advantage `A_i` of an episode with reward `r_i` in a group of n."""
-
-    grpo = "grpo"  # (r_i - mean) / (std + epsilon): DeepSeekMath, arXiv:2402.03300
-    grpo_no_std = "grpo_no_std"  # r_i - mean: Dr. GRPO, arXiv:2503.20783
-    rloo = "rloo"  # r_i - mean of the other n - 1: Ahmadian et al., arXiv:2402.14740
-    reinforce_pp = "reinforce_pp"  # (r_i - batch mean) / (batch std + epsilon): arXiv:2501.03262
-    # c_i / (batch std of c + epsilon) with c_i = r_i - mean: the same paper, "w/ baseline"
-    reinforce_pp_baseline = "reinforce_pp_baseline"
-    reinforce = "reinforce"  # r_i: Williams 1992, without a baseline
-
-    @property
-    def is_group_relative(self) -> bool:
-        """Equal rewards in a group give exactly zero advantage; a group needs two episodes."""
-        return self not in (AdvantageKind.reinforce_pp, AdvantageKind.reinforce)
 
 
 def rewards_equal(rewards: Sequence[float]) -> bool:

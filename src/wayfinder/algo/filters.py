@@ -16,16 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from wayfinder.algo.advantage import AdvantageKind, rewards_equal
+from wayfinder.algo.advantage import rewards_equal
 from wayfinder.algo.loss import LossSpec
-
-
-class GroupFilter(StrEnum):
-    keep = "keep"
-    drop = "drop"
-    refill = "refill"
+from wayfinder.choices import AdvantageKind, GroupFilter
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,24 +18,13 @@ of the reduction: it is the value of an estimator, not a token that does not exi
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from wayfinder.algo.kl import exp_log_ratio
-
-
-class ImportanceMode(StrEnum):
-    none = "none"
-    token = "token"
-    sequence = "sequence"
-    sequence_mask = "sequence_mask"
-
-    @property
-    def is_sequence_level(self) -> bool:
-        return self in (ImportanceMode.sequence, ImportanceMode.sequence_mask)
+from wayfinder.choices import ImportanceMode
 
 
 class ImportanceWeights(NamedTuple):

@@ -24,28 +24,15 @@ so k1 is the kind to use there. A baseline that does not depend on the episode c
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import torch
 from torch import Tensor
 
 from wayfinder.algo.reduce import sequence_sums
+from wayfinder.choices import KlKind
 
 # exp(20) is about 5e8: whatever the true ratio, training is broken, and beyond 88 float32 would
 # turn one bad token into a NaN of every gradient.
 LOG_RATIO_LIMIT = 20.0
-
-
-class KlKind(StrEnum):
-    k1 = "k1"
-    k2 = "k2"
-    k3 = "k3"
-    k3_k2grad = "k3_k2grad"
-
-
-class KlPlacement(StrEnum):
-    loss = "loss"
-    reward = "reward"
 
 
 def exp_log_ratio(log_ratio: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wayfinder.algo.importance import ImportanceMode, importance_weights
-from wayfinder.algo.kl import KlKind, KlPlacement, kl_values
-from wayfinder.algo.reduce import ReductionMode, reduce, whole_sequence_sums
-from wayfinder.algo.surrogate import LossKind, TokenLoss, cispo, gspo, ppo_clip, reinforce
+from wayfinder.algo.importance import importance_weights
+from wayfinder.algo.kl import kl_values
+from wayfinder.algo.reduce import reduce, whole_sequence_sums
+from wayfinder.algo.surrogate import TokenLoss, cispo, gspo, ppo_clip, reinforce
+from wayfinder.choices import ImportanceMode, KlKind, KlPlacement, LossKind, ReductionMode
 
 # Diagnostics that are divided by the global denominator already; the others are sums over tokens.
 LOSS_TERMS = ("loss", "policy_loss", "kl_loss", "entropy_loss")

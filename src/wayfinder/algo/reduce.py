@@ -24,17 +24,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-
-class ReductionMode(StrEnum):
-    token_mean = "token_mean"
-    sequence_mean = "sequence_mean"
-    constant = "constant"
+from wayfinder.choices import ReductionMode
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,20 +15,12 @@ A ratio beyond exp(+-20) is cut there and has no gradient, so that one token can
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from wayfinder.algo.kl import exp_log_ratio
-
-
-class LossKind(StrEnum):
-    ppo_clip = "ppo_clip"
-    gspo = "gspo"
-    cispo = "cispo"
-    reinforce = "reinforce"
 
 
 class TokenLoss(NamedTuple):

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from wayfinder.algo.advantage import advantages
-from wayfinder.algo.filters import GroupFilter, count_signals, group_signal, select
+from wayfinder.algo.filters import count_signals, group_signal, select
 from wayfinder.algo.reduce import token_weights
 from wayfinder.batch.packing import plan_micro_batches, sample_key
 from wayfinder.batch.samples import episode_samples
+from wayfinder.choices import GroupFilter
 from wayfinder.types import Episode, Group, MicroBatch, Sample
 
 

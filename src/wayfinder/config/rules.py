@@ -10,18 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from wayfinder.choices import GroupFilter, KlKind, KlPlacement, LossKind
 from wayfinder.config import bounds, places, sft_rules
-from wayfinder.config.schema import (
-    Advantage,
-    Config,
-    Device,
-    EnvKind,
-    GroupFilter,
-    KlKind,
-    KlPlacement,
-    Loss,
-    TaskKind,
-)
+from wayfinder.config.schema import Config, Device, EnvKind, TaskKind
 from wayfinder.config.violation import Violation, closest, report
 from wayfinder.errors import ConfigError
 
@@ -35,12 +26,6 @@ GREATEST_LORA_RANK = 512
 """vLLM serves no adapter of a greater rank."""
 LEAST_OBSERVATION_TOKENS = 96
 """Less is not to be had: 81 image tokens of a 9x9 maze and the marks of a message around them."""
-GROUP_RELATIVE = (
-    Advantage.grpo,
-    Advantage.grpo_no_std,
-    Advantage.rloo,
-    Advantage.reinforce_pp_baseline,
-)
 
 _NOT_TEXT = {
     "visual": "the engine applies adapters to the language model only: one of the vision tower "
@@ -78,7 +63,7 @@ def violations(config: Config) -> list[Violation]:
 
 def group_relative_advantages_need_two_episodes(config: Config) -> Iterator[Violation]:
     algorithm = config.algorithm
-    if algorithm.advantage in GROUP_RELATIVE and algorithm.group_size < 2:
+    if algorithm.advantage.is_group_relative and algorithm.group_size < 2:
         yield Violation(
             "algorithm.group_size",
             f"2 or more with algorithm.advantage={algorithm.advantage}, which compares the "
@@ -258,7 +243,7 @@ def pass_at_k_needs_k_samples(config: Config) -> Iterator[Violation]:
 
 def dual_clip_belongs_to_ppo_clip(config: Config) -> Iterator[Violation]:
     algorithm = config.algorithm
-    if algorithm.dual_clip is not None and algorithm.loss is not Loss.ppo_clip:
+    if algorithm.dual_clip is not None and algorithm.loss is not LossKind.ppo_clip:
         yield Violation(
             "algorithm.dual_clip",
             f"null with algorithm.loss={algorithm.loss}, which has no such bound",

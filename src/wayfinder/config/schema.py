@@ -11,6 +11,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from wayfinder.choices import (
+    AdvantageKind,
+    GroupFilter,
+    ImportanceMode,
+    KlKind,
+    KlPlacement,
+    LossKind,
+    ReductionMode,
+)
 from wayfinder.config.sft import SftConfig
 
 
@@ -56,53 +65,6 @@ class Schedule(StrEnum):
 class Device(StrEnum):
     cpu = "cpu"
     cuda = "cuda"
-
-
-class Advantage(StrEnum):
-    grpo = "grpo"
-    grpo_no_std = "grpo_no_std"
-    rloo = "rloo"
-    reinforce_pp = "reinforce_pp"
-    reinforce_pp_baseline = "reinforce_pp_baseline"
-    reinforce = "reinforce"
-
-
-class Loss(StrEnum):
-    ppo_clip = "ppo_clip"
-    gspo = "gspo"
-    cispo = "cispo"
-    reinforce = "reinforce"
-
-
-class Reduction(StrEnum):
-    token_mean = "token_mean"
-    sequence_mean = "sequence_mean"
-    constant = "constant"
-
-
-class KlKind(StrEnum):
-    k1 = "k1"
-    k2 = "k2"
-    k3 = "k3"
-    k3_k2grad = "k3_k2grad"
-
-
-class KlPlacement(StrEnum):
-    loss = "loss"
-    reward = "reward"
-
-
-class Importance(StrEnum):
-    none = "none"
-    token = "token"
-    sequence = "sequence"
-    sequence_mask = "sequence_mask"
-
-
-class GroupFilter(StrEnum):
-    keep = "keep"
-    drop = "drop"
-    refill = "refill"
 
 
 class LrSchedule(StrEnum):
@@ -210,9 +172,9 @@ class AlgorithmConfig:
     """Episodes of one maze."""
     mini_batches: int
     """Optimizer updates that one step's episodes are split into, by whole groups."""
-    advantage: Advantage
-    loss: Loss
-    loss_reduction: Reduction
+    advantage: AdvantageKind
+    loss: LossKind
+    loss_reduction: ReductionMode
     constant_length: int
     """Tokens an episode is divided by under loss_reduction=constant (Dr. GRPO)."""
     clip_low: float
@@ -223,7 +185,7 @@ class AlgorithmConfig:
     kl_kind: KlKind
     kl_placement: KlPlacement
     entropy_coef: float
-    importance: Importance
+    importance: ImportanceMode
     """Correction from the engine's to the trainer's distribution."""
     importance_cap: float
     filter: GroupFilter
