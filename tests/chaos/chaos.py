@@ -127,7 +127,7 @@ def differences(run: Path, calm: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--kills-per-trial", type=int, default=3)
+    parser.add_argument("--kills-per-trial", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
