@@ -48,7 +48,7 @@ def run_evaluation(
     )
     metrics[f"{kind}/temperature"] = spec.temperature
     return Evaluation(
-        metrics, played.episodes, played.fetch_frames(), metrics[f"{kind}/solve_rate"]
+        metrics, played.episodes, workers.fetch_frames(played), metrics[f"{kind}/solve_rate"]
     )
 
 

@@ -261,7 +261,7 @@ def _step(run: Run, step: int) -> None:
     if replace(run.progress, step=step).evaluation_is_due(run.config):
         # Beside the evaluation that follows, the episodes that the policy learnt from before it.
         path = episodes_path(run.directory.path, "train", step)
-        write_episodes(path, played.episodes, played.fetch_frames(), run.decode)
+        write_episodes(path, played.episodes, run.workers.fetch_frames(played), run.decode)
     with _unbroken(run):
         _learn(run, step, groups, played, clock)
 

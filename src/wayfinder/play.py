@@ -48,6 +48,6 @@ def play(config: Config, overrides: Sequence[str], began: float) -> float:
             spec = specs.episode_spec(config, "eval", 0, 0, config.eval.temperature)
             played = workers.play([Place(task, 0)], spec, lockstep=True)
         (episode,) = played.episodes
-        frames = played.fetch_frames()
+        frames = workers.fetch_frames(played)
     show_episode(console, episode, frames, config.play.delay_s)
     return episode.reward

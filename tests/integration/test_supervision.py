@@ -12,24 +12,15 @@ import psutil
 import pytest
 import ray
 
-from support.standins import VERSION, StandInEngine, StandInRank
+from support.supervised import episodes, places, standins, started
 from wayfinder.errors import ClusterError, SyncError, WorkerLostError
-from wayfinder.rollout.episode import Place
-from wayfinder.runtime import cluster as runtime
 from wayfinder.runtime.cluster import Cluster, ClusterSpec
 from wayfinder.runtime.recovery import Restarts
-from wayfinder.runtime.workers import Played, Probe, Workers
-from wayfinder.types import Task
+from wayfinder.runtime.workers import Played
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-PLACES = [Place(Task("maze_2d/easy", i, i), member) for i in range(4) for member in range(2)]
-PLAYED = [(place.task.index, place.member) for place in PLACES]
+PLAYED = episodes(4)
 STEP_TIMEOUT_S = 12.0
-
-
-class Question(Probe):
-    def micro_batch(self) -> None:
-        return None
 
 
 class Stage:
@@ -37,12 +28,7 @@ class Stage:
         self.notes = root
         self.events: list[str] = []
         self.restarts = Restarts(99, self.events.append)
-        self.workers = Workers(
-            cluster, root / "adapters", 2, 0, Question((1,), (), {}), 1e-3, False, self.restarts
-        )
-        (root / "adapters").mkdir()
-        self.workers.start([root, root], None, None, None, None, 1.0, 60)
-        self.workers.publish(VERSION, 0)
+        self.workers = started(cluster, root, self.restarts)
 
     def pid(self, engine: int) -> int:
         return int((self.notes / f"engine {engine}").read_text())
@@ -60,19 +46,14 @@ class Stage:
 
         if number is not None:
             threading.Thread(target=disturb).start()
-        return self.workers.play(PLACES, None, True)
+        return self.workers.play(places(4), None, True)
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
     spec = ClusterSpec("cpu", 2, 1, 1.0, None, 120.0, STEP_TIMEOUT_S, 100)
-    with pytest.MonkeyPatch.context() as patch:
-        tests = str(Path(__file__).parents[1])  # for the actors' processes
-        patch.setenv("PYTHONPATH", os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
-        patch.setattr(runtime, "EngineWorker", StandInEngine)
-        patch.setattr(runtime, "PolicyWorker", StandInRank)
-        with Cluster(spec) as cluster:
-            yield Stage(tmp_path_factory.mktemp("stage"), cluster)
+    with standins(), Cluster(spec) as cluster:
+        yield Stage(tmp_path_factory.mktemp("stage"), cluster)
     assert not ray.is_initialized()
 
 
@@ -89,7 +70,11 @@ def test_rays_processes_are_out_of_reach_of_signals_to_the_group(stage):
 def test_a_dead_engine_is_replaced_and_the_others_episodes_are_kept(stage):
     played = stage.play(signal.SIGKILL)
     assert played.episodes == PLAYED
-    assert played.fetch_frames() == {"0": stage.pid(0), "1": stage.pid(1)}
+    frames = stage.workers.fetch_frames(played)
+    assert {name: int(frame) for name, frame in frames.items()} == {
+        "0": stage.pid(0),
+        "1": stage.pid(1),
+    }
     assert stage.restarts.engines == 1
     assert "a rollout engine, in play, died" in stage.events[-1]
     assert "\n" not in stage.events[-1]

@@ -77,18 +77,13 @@ def assert_same_result(directory: Path, calm: Path, adapters: Path | None = None
     assert (directory / episodes).read_bytes() == (calm / episodes).read_bytes()
 
 
-class Running:
-    """A run that a test disturbs. It leads a process group of its own.
+class Command:
+    """A command that a test disturbs. It leads a process group of its own."""
 
-    `prefix`: a command that runs the run.
-    """
-
-    def __init__(self, root: Path, name: str, *extra: str, prefix: Sequence[str] = ()) -> None:
-        self.directory = root / name
+    def __init__(self, command: list[str]) -> None:
         self.lines: list[str] = []
-        self._seen: dict[int, psutil.Process] = {}
         self.process = subprocess.Popen(
-            [*prefix, *command(root, name, *extra)],
+            command,
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -107,6 +102,35 @@ class Running:
     def output(self) -> str:
         return "".join(self.lines)
 
+    def until(self, condition: Callable[[], object], seconds: float = 240) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.output[-4000:]
+            assert time.monotonic() < deadline, self.output[-4000:]
+            time.sleep(0.02)
+
+    def until_line(self, start: str) -> None:
+        self.until(lambda: any(line.startswith(start) for line in self.lines))
+
+    def end(self, seconds: float = 400) -> int:
+        """Wait for the end of the command; its exit code."""
+        try:
+            code = self.process.wait(seconds)
+            self._reader.join(30)
+            return code
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+
+
+class Running(Command):
+    """A run, and its processes. `prefix`: a command that runs it."""
+
+    def __init__(self, root: Path, name: str, *extra: str, prefix: Sequence[str] = ()) -> None:
+        self.directory = root / name
+        self._seen: dict[int, psutil.Process] = {}
+        super().__init__([*prefix, *command(root, name, *extra)])
+
     def processes(self) -> dict[str, psutil.Process]:
         """The processes of the run that are named in TITLES and exist now."""
         found: dict[str, psutil.Process] = {}
@@ -124,16 +148,6 @@ class Running:
             except psutil.NoSuchProcess:
                 continue
         return found
-
-    def until(self, condition: Callable[[], object], seconds: float = 240) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, self.output[-4000:]
-            assert time.monotonic() < deadline, self.output[-4000:]
-            time.sleep(0.02)
-
-    def until_line(self, start: str) -> None:
-        self.until(lambda: any(line.startswith(start) for line in self.lines))
 
     def until_playing(self) -> dict[str, psutil.Process]:
         """Wait until the engine plays episodes; the run's processes."""
@@ -156,12 +170,7 @@ class Running:
 
     def end(self, seconds: float = 400) -> int:
         """Wait for the end of the command; its exit code. None of its processes may be left."""
-        try:
-            code = self.process.wait(seconds)
-            self._reader.join(30)
-            _, alive = psutil.wait_procs(list(self._seen.values()), timeout=30)
-            assert not alive, alive
-            return code
-        finally:
-            if self.process.poll() is None:
-                self.process.kill()
+        code = super().end(seconds)
+        _, alive = psutil.wait_procs(list(self._seen.values()), timeout=30)
+        assert not alive, alive
+        return code

@@ -7,12 +7,14 @@ when the driver goes.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -42,6 +44,10 @@ class ClusterSpec:
     start_timeout_s: float
     step_timeout_s: float
     object_store_mib: int
+
+
+def _nothing() -> None:
+    pass
 
 
 class Deadline:
@@ -102,29 +108,40 @@ class Cluster:
         self.close()
 
     def wait(
-        self, references: Sequence[Any], timeout_s: float | None = None, what: str = ""
+        self,
+        references: Sequence[Any],
+        timeout_s: float | None = None,
+        what: str = "",
+        meanwhile: Callable[[], None] = _nothing,
     ) -> list:
         """Results of `references`. Raises the first failure; see `first` and `result`."""
         pending = list(references)
         deadline = self.deadline(timeout_s)
+        results: dict[Any, Any] = {}
         while pending:
-            done = self.first(pending, deadline, what)
+            done = self.first(pending, deadline, what, meanwhile)
             pending.remove(done)
             try:
-                self.result(done, what)
+                results[done] = self.result(done, what)
             except WayfinderError:
                 raise
             except RayTaskError:
                 self._raise_if_one_died(pending, what)
                 raise
-        return ray.get(list(references))
+        return [results[reference] for reference in references]
 
     def deadline(self, timeout_s: float | None = None) -> Deadline:
         """After it, an answer that is asked for now counts as lost. None: the time of a step."""
         return Deadline(timeout_s or self._spec.step_timeout_s)
 
-    def first(self, references: Sequence[Any], deadline: Deadline, what: str) -> Any:
-        """The first of `references` to be done, well or not.
+    def first(
+        self,
+        references: Sequence[Any],
+        deadline: Deadline,
+        what: str,
+        meanwhile: Callable[[], None] = _nothing,
+    ) -> Any:
+        """The first of `references` to be done, well or not. `meanwhile` is called at each look.
 
         Raises WorkerLostError when there is none before `deadline`, ClusterError when Ray is lost.
         """
@@ -134,6 +151,7 @@ class Cluster:
             if done:
                 return done[0]
             self._check_session()
+            meanwhile()
             if not left:
                 raise WorkerLostError(
                     f"{what} gave no answer within {deadline.limit_s:.0f} s "
@@ -143,8 +161,8 @@ class Cluster:
     def result(self, reference: Any, what: str) -> Any:
         """The value of a reference that is done.
 
-        Raises WorkerLostError when its worker died, ClusterError when Ray is lost, and what the
-        worker raised if that is a message for the user.
+        Raises WorkerLostError when its worker died or the node that kept the value is gone,
+        ClusterError when Ray is lost, and what the worker raised if that is a message for the user.
         """
         try:
             return ray.get(reference)
@@ -159,6 +177,9 @@ class Cluster:
         except RayActorError as error:
             self._check_session()
             raise WorkerLostError(f"{what} died: {_brief(error)}") from error
+        except RayError as error:
+            self._check_session()
+            raise WorkerLostError(f"{what} is lost: {_brief(error)}") from error
 
     def replace_engine(self, slot: int) -> None:
         """Put a new engine, not yet started, in the place of one that is lost."""
@@ -211,15 +232,18 @@ class Cluster:
         return bundle
 
     def _reserve(self) -> None:
-        self._group = placement_group([self._bundle()] * self._spec.slots, strategy="PACK")
-        if not self._group.wait(self._spec.start_timeout_s):
-            raise ClusterError(
-                f"cluster.slots={self._spec.slots} needs {self._spec.slots} x {self._bundle()}; "
-                f"free now: {_counted(ray.available_resources())}, "
-                f"in all: {_counted(ray.cluster_resources())}. Nothing came free within "
-                f"cluster.start_timeout_s={self._spec.start_timeout_s:.0f}; lower cluster.slots or "
-                "add nodes."
-            )
+        slots, bundle = self._spec.slots, self._bundle()
+        self._group = placement_group([bundle] * slots, strategy="PACK")
+        deadline = Deadline(self._spec.start_timeout_s)
+        while not self._group.wait(_LOOK_S):
+            self._check_session()
+            if not deadline.left_s:
+                room, nodes = _room(bundle)
+                raise ClusterError(
+                    f"cluster.slots={slots} needs {slots} x {bundle}, and there is room for "
+                    f"{room}: {nodes}. No more came free within cluster.start_timeout_s="
+                    f"{deadline.limit_s:.0f}; lower cluster.slots or add nodes."
+                )
 
     def _engine(self, slot: int) -> Any:
         return ray.remote(EngineWorker).options(**self._options(slot)).remote(slot)
@@ -251,9 +275,24 @@ def _environment(spec: ClusterSpec) -> dict[str, str]:
 
 
 def _brief(error: RayError) -> str:
-    """Ray's account of an error on one line, without its guesses at the cause."""
-    return " ".join(str(error).split(" Some common causes")[0].split()).removesuffix(".")
+    """Ray's account of an error on one line, without its guesses at the cause and its advice."""
+    account = re.split(r" Some common causes| To see information", str(error))[0]
+    return " ".join(account.split()).removesuffix(".")
 
 
-def _counted(resources: dict[str, float]) -> dict[str, float]:
-    return {name: resources.get(name, 0.0) for name in ("CPU", "GPU")}
+def _room(bundle: dict[str, float]) -> tuple[int, str]:
+    """How many of `bundle` fit into what is free now, and what that is, by node."""
+    free = available_resources_per_node()
+    total, told = 0, []
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        has = free.get(node["NodeID"], {})
+        room = min(int((has.get(name, 0.0) + 1e-6) // need) for name, need in bundle.items())
+        total += room
+        of = ", ".join(
+            f"{name} {has.get(name, 0.0):g} of {node['Resources'].get(name, 0.0):g}"
+            for name in bundle
+        )
+        told.append(f"{room} on {node['NodeManagerHostname']} ({of} free)")
+    return total, "; ".join(sorted(told, reverse=True))

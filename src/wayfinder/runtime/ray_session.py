@@ -136,8 +136,8 @@ class RaySession:
         os.environ.setdefault("RAY_worker_niceness", "0")
         # An engine that is killed takes its core process along, or the next one finds no memory.
         os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
-        if self._address is not None:
-            options = options | {"address": self._address}
+        # Without an address Ray would join whatever cluster this machine knows of.
+        options = options | {"address": self._address or "local"}
         deadline = time.monotonic() + timeout_s
         # Ray installs a handler of its own, which would hide from the run that it was interrupted.
         on_terminate = signal.getsignal(signal.SIGTERM)

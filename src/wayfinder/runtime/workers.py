@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 
 from wayfinder.algo.loss import LossSpec, averaged
 from wayfinder.batch.plan import UpdatePlan
@@ -29,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # Between two attempts at writing and loading an adapter.
 _PAUSE_S = 1.0
+# An idle worker answers at once, unless its machine is very busy.
+_ANSWER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,10 +66,6 @@ class Played:
 
     episodes: list[Episode]
     frames: list[Any]
-
-    def fetch_frames(self) -> dict[str, np.ndarray]:
-        """Copy all frames to this process: for records, not for training."""
-        return {name: frame for part in ray.get(self.frames) for name, frame in part.items()}
 
 
 class Workers:
@@ -146,6 +143,11 @@ class Workers:
             for index, episode in zip(share, parts[engine][0], strict=True):
                 episodes[index] = episode
         return Played([e for e in episodes if e is not None], [part[1] for part in parts.values()])
+
+    def fetch_frames(self, played: Played) -> dict[str, np.ndarray]:
+        """Copy all frames to this process: for records, not for training."""
+        parts = self._cluster.wait(played.frames, what="what an engine keeps of its frames")
+        return {name: frame for part in parts for name, frame in part.items()}
 
     def score(self, plan: list[list[MicroBatch]], played: Played, num_episodes: int) -> np.ndarray:
         """Sums of log(policy / reference) over the tokens of each episode, [num_episodes]."""
@@ -289,17 +291,23 @@ class Workers:
         return {index: [answers[index], *sent[index][1:]] for index in arguments}
 
     def _replace_engine(self, index: int, error: WorkerLostError) -> None:
-        """Make a lost engine anew; it loads and proves the adapter that is current, if any is."""
+        """Make a lost engine anew; it loads and proves the adapter that is current, if any is.
+
+        Raises WorkerLostError when a rank is lost as well: where a whole node is gone, there may be
+        no place for the engine, and no use for what it would play.
+        """
         logger.warning("engine %d is lost: %s", index, error)
         specs, env = self._started_with
         while True:
+            self._check_ranks()
             self._restarts.engine(index, error)
             self._cluster.replace_engine(index)
             engine = self._cluster.engines[index]
 
             def ask(reference: Any) -> Any:
                 what = f"engine {index}, made anew,"
-                return self._cluster.wait([reference], self._start_timeout_s, what)[0]
+                wait = self._cluster.wait
+                return wait([reference], self._start_timeout_s, what, self._check_ranks)[0]
 
             try:
                 ask(engine.start.remote(specs[index], env))
@@ -310,3 +318,8 @@ class Workers:
                 return
             except WorkerLostError as again:
                 error = again
+
+    def _check_ranks(self) -> None:
+        """Raises WorkerLostError unless every rank answers. They are idle while engines work."""
+        calls = [rank.__ray_ready__.remote() for rank in self._cluster.ranks]
+        self._cluster.wait(calls, _ANSWER_S, "a policy rank, beside a lost engine,")
