@@ -15,12 +15,10 @@ A step is one turn of this loop: one policy version samples `tasks_per_step` gro
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,33 +27,30 @@ from wayfinder import specs
 from wayfinder.algo.advantage import rewards_equal
 from wayfinder.algo.filters import refill_needed
 from wayfinder.batch.plan import score_plan, step_episodes, update_plan
-from wayfinder.config.identity import config_hash, run_name, to_dict
+from wayfinder.canary import check_nothing_learnt
 from wayfinder.config.schema import AlgorithmConfig, Config
 from wayfinder.envs.tasks import TrainingTasks, evaluation_tasks, forbidden_layouts
-from wayfinder.errors import InvariantError, RunDirError, WayfinderError, WorkerLostError
+from wayfinder.errors import WayfinderError, WorkerLostError
 from wayfinder.evaluate import Evaluation, run_evaluation
 from wayfinder.progress import Progress, learning_rate
 from wayfinder.record.episodes import episodes_path, write_episodes
-from wayfinder.record.memory import PeakMemory
 from wayfinder.record.metrics import MetricsLog
 from wayfinder.record.report import final_picture
 from wayfinder.record.run_dir import RunDir
-from wayfinder.record.summary import Status, build_summary
-from wayfinder.record.tracking import Trackers, start_trackers
+from wayfinder.record.tracking import Trackers
+from wayfinder.recorded import recorded
 from wayfinder.rollout.episode import Place
-from wayfinder.runtime.adapter_sync import Publication, make_root
+from wayfinder.rollout.metrics import rollout_metrics
+from wayfinder.runtime.adapter_sync import make_root
 from wayfinder.runtime.cluster import Cluster
 from wayfinder.runtime.ray_metrics import RayMetrics
 from wayfinder.runtime.recovery import Restarts, interrupts_held
 from wayfinder.runtime.workers import Played, Workers
 from wayfinder.starting import start_workers
 from wayfinder.train import checkpoint
-from wayfinder.types import Episode, Group, Outcome, Task
+from wayfinder.types import Group, Task
 
 logger = logging.getLogger(__name__)
-
-# Two passes over the same tokens may add up in another order.
-_CANARY_RATIO = 1e-4
 
 
 @dataclass
@@ -83,70 +78,21 @@ def train(config: Config, overrides: list[str], began: float) -> float:
 
     `began`: Unix time at which the job began, before its imports.
     """
-    return _recorded(config, overrides, began, _train)
+    return _in_directory(config, overrides, began, _train)
 
 
 def evaluate(config: Config, overrides: list[str], began: float) -> float:
     """Evaluate the policy that training would start from, with the same workers and records."""
-    return _recorded(config, overrides, began, _evaluate_only)
+    return _in_directory(config, overrides, began, _evaluate_only)
 
 
-def _recorded(
-    config: Config,
-    overrides: list[str],
-    began: float,
-    task: Callable[[Run], None],
+def _in_directory(
+    config: Config, overrides: list[str], began: float, task: Callable[[Run], None]
 ) -> float:
-    """Do `task` in its run directory and leave a summary there, however it ends."""
-    name = config.run.name or run_name(config.experiment, overrides, config.seed)
-    resolved = to_dict(config)
-    with RunDir.open(
-        Path(config.paths.root),
-        name,
-        resolved,
-        config_hash(config),
-        str(config.run.on_existing),
-        overrides,
-    ) as directory:
-        if directory.finished_summary is not None:
-            print(f"finished already: {directory.path} (run.on_existing=new starts another)")
-            return _rate(directory.finished_summary["solve_rate_last"])
-        log = MetricsLog(directory.metrics_file, began)
-        trackers = start_trackers(directory, config, resolved, overrides, log)
-        with PeakMemory() as memory:
-            status, error = Status.FAILED, None
-            try:
-                _with_workers(config, directory, log, trackers, task)
-                status = Status.FINISHED
-            except KeyboardInterrupt:
-                status = Status.INTERRUPTED
-                raise
-            except BaseException as problem:
-                error = f"{type(problem).__name__}: {problem}"
-                directory.failure(problem)
-                raise
-            finally:
-                summary = build_summary(
-                    directory,
-                    status,
-                    wall_s=log.elapsed_s,
-                    peak_memory_bytes=memory.peak_bytes,
-                    error=error,
-                )
-                trackers.finish(summary, 0 if status is Status.FINISHED else 1)
-                _write_summary(directory, summary, status)
-    print(f"{status} {directory.path} solve rate {summary['solve_rate_last']}")
-    return _rate(summary["solve_rate_last"])
+    def work(directory: RunDir, log: MetricsLog, trackers: Trackers) -> None:
+        _with_workers(config, directory, log, trackers, task)
 
-
-def _write_summary(directory: RunDir, summary: dict[str, Any], status: Status) -> None:
-    """A run that ends badly says why it did, even where that cannot be written."""
-    try:
-        directory.write_summary(summary)
-    except RunDirError as problem:
-        if status is Status.FINISHED:
-            raise
-        logger.warning("%s", problem)
+    return recorded(config, overrides, began, work)
 
 
 def _with_workers(
@@ -279,9 +225,9 @@ def _learn(
         metrics |= run.workers.publish(progress.policy_version + 1, step)
         progress.policy_version += 1
     if metrics.get("train/lr") == 0:
-        _check_nothing_learnt(step, metrics, before, run.workers.publication)
+        check_nothing_learnt(step, metrics, before, run.workers.publication)
     metrics["train/groups"] = float(len(groups))
-    metrics |= _rollout_metrics(played.episodes, clock["time/rollout_s"])
+    metrics |= rollout_metrics(played.episodes, clock["time/rollout_s"])
     metrics |= clock | run.restarts.metrics()
     worst = metrics.get("mismatch/abs_logprob_diff_max", 0.0)
     if worst > config.algorithm.mismatch.alarm:
@@ -353,38 +299,6 @@ def _update(run: Run, groups: list[Group], played: Played, step: int) -> dict[st
     return metrics
 
 
-def _check_nothing_learnt(
-    step: int, metrics: dict[str, float], before: Publication, after: Publication
-) -> None:
-    """With learning rate 0 every ratio is 1 and the adapter keeps its digest, or something between
-    sampling and publishing works on other tokens, weights or images than it says."""
-    ratio = metrics.get("train/ratio_mean", 1.0)
-    if not abs(ratio - 1) <= _CANARY_RATIO or before.digest != after.digest:
-        raise InvariantError(
-            f"step {step} had learning rate 0, but the mean ratio is {ratio:.8f} (not 1 within "
-            f"{_CANARY_RATIO}) and the adapter went from digest {before.digest[:12]} to "
-            f"{after.digest[:12]} (expected no change)"
-        )
-
-
-def _rollout_metrics(episodes: list[Episode], seconds: float) -> dict[str, float]:
-    valid = [e for e in episodes if not e.outcome.is_failure]
-    turns = [turn for e in episodes for turn in e.turns]
-    tokens = sum(e.num_sampled_tokens for e in episodes)
-    outcomes = [e.outcome for e in episodes]
-    metrics = {
-        "train/reward_mean": float(np.mean([e.reward for e in valid])) if valid else 0.0,
-        "train/solve_rate": float(np.mean([e.success for e in valid])) if valid else 0.0,
-        "train/mean_turns": len(turns) / max(1, len(episodes)),
-        "train/parse_failures": float(sum(t.action is None for t in turns)),
-        "throughput/episodes_per_s": len(episodes) / seconds,
-        "throughput/turns_per_s": len(turns) / seconds,
-        "throughput/sampled_tokens_per_s": tokens / seconds,
-        "rollout/cached_tokens_per_turn": sum(t.cached_tokens for t in turns) / max(1, len(turns)),
-    }
-    return metrics | {f"train/outcome/{o}": float(outcomes.count(o)) for o in Outcome}
-
-
 def _evaluate(run: Run, kind: str, temperature: float | None) -> tuple[Evaluation, dict]:
     config, progress = run.config, run.progress
     tasks = _unseen_tasks(config) if kind == "unseen" else run.evaluation
@@ -450,10 +364,6 @@ def _unseen_tasks(config: Config) -> list[Task]:
     if not config.eval.unseen_tasks:
         return []
     return evaluation_tasks(config.env.id, config.eval.unseen_first_seed, config.eval.unseen_tasks)
-
-
-def _rate(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 @contextmanager

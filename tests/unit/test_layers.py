@@ -23,6 +23,7 @@ TIERS = [
     {"runtime"},
     {
         *("specs", "probe", "progress", "prepare", "loop", "evaluate", "play", "starting"),
+        *("recorded", "canary"),
         *("reporting", "multirun"),
     },
 ]

@@ -1,0 +1,85 @@
+"""A task with its records around it: directory, trackers, and a summary that tells how it ended."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from wayfinder.config.identity import config_hash, run_name, to_dict
+from wayfinder.config.schema import Config
+from wayfinder.errors import RunDirError
+from wayfinder.record.memory import PeakMemory
+from wayfinder.record.metrics import MetricsLog
+from wayfinder.record.run_dir import RunDir
+from wayfinder.record.summary import Status, build_summary
+from wayfinder.record.tracking import Trackers, start_trackers
+
+logger = logging.getLogger(__name__)
+
+
+def recorded(
+    config: Config,
+    overrides: list[str],
+    began: float,
+    work: Callable[[RunDir, MetricsLog, Trackers], None],
+) -> float:
+    """Do `work` in its run directory and leave a summary there, however it ends. The solve rate.
+
+    A run that is finished already is looked up. `began`: Unix time at which the job began.
+    """
+    name = config.run.name or run_name(config.experiment, overrides, config.seed)
+    resolved = to_dict(config)
+    with RunDir.open(
+        Path(config.paths.root),
+        name,
+        resolved,
+        config_hash(config),
+        str(config.run.on_existing),
+        overrides,
+    ) as directory:
+        if directory.finished_summary is not None:
+            print(f"finished already: {directory.path} (run.on_existing=new starts another)")
+            return _rate(directory.finished_summary["solve_rate_last"])
+        log = MetricsLog(directory.metrics_file, began)
+        trackers = start_trackers(directory, config, resolved, overrides, log)
+        with PeakMemory() as memory:
+            status, error = Status.FAILED, None
+            try:
+                work(directory, log, trackers)
+                status = Status.FINISHED
+            except KeyboardInterrupt:
+                status = Status.INTERRUPTED
+                raise
+            except BaseException as problem:
+                error = f"{type(problem).__name__}: {problem}"
+                directory.failure(problem)
+                raise
+            finally:
+                summary = build_summary(
+                    directory,
+                    status,
+                    wall_s=log.elapsed_s,
+                    peak_memory_bytes=memory.peak_bytes,
+                    error=error,
+                )
+                trackers.finish(summary, 0 if status is Status.FINISHED else 1)
+                _write_summary(directory, summary, status)
+    print(f"{status} {directory.path} solve rate {summary['solve_rate_last']}")
+    return _rate(summary["solve_rate_last"])
+
+
+def _write_summary(directory: RunDir, summary: dict[str, Any], status: Status) -> None:
+    """A run that ends badly says why it did, even where that cannot be written."""
+    try:
+        directory.write_summary(summary)
+    except RunDirError as problem:
+        if status is Status.FINISHED:
+            raise
+        logger.warning("%s", problem)
+
+
+def _rate(value: float | None) -> float:
+    return math.nan if value is None else float(value)
