@@ -6,10 +6,8 @@ networks, and machines that fall silent.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +15,8 @@ import psutil
 import pytest
 from ray.cluster_utils import Cluster as RayCluster
 
-TESTS = Path(__file__).parents[1]
+from support.supervised import find_support
+
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
@@ -44,8 +43,7 @@ class Nodes:
         self._patch.setenv("RAY_TMPDIR", self._directory.name)
         for name, value in _ENVIRONMENT.items():
             self._patch.setenv(name, value)
-        path = [str(TESTS), os.environ.get("PYTHONPATH", "")]
-        self._patch.setenv("PYTHONPATH", os.pathsep.join(path))
+        find_support(self._patch)
         # Ray would end a test that is told to end in a way of its own.
         self._patch.setattr("ray._private.utils.set_sigterm_handler", lambda handler: None)
         try:
@@ -132,6 +130,14 @@ class Nodes:
     def processes(self) -> list[psutil.Process]:
         """Of all nodes, workers and their children included."""
         return [p for node in self._cluster.list_all_nodes() for p in self._processes(node)]
+
+    def is_playing(self) -> bool:
+        """Whether a real engine plays episodes, by what `ps` shows."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                if "ray::EngineWorker.play" in " ".join(process.cmdline()):
+                    return True
+        return False
 
     def _of(self, node_id: str) -> Any:
         return next(node for node in self._nodes if node.node_id == node_id)

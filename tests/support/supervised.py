@@ -20,6 +20,12 @@ from wayfinder.types import Task
 TESTS = Path(__file__).parents[1]
 
 
+def find_support(patch: pytest.MonkeyPatch) -> None:
+    """Let processes that are started from now on import what lies beside the tests."""
+    path = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+    patch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+
 class Question(Probe):
     def micro_batch(self) -> None:
         return None
@@ -29,8 +35,7 @@ class Question(Probe):
 def standins() -> Iterator[None]:
     """Clusters that are made inside put stand-ins on their slots."""
     with pytest.MonkeyPatch.context() as patch:
-        # For the actors' processes.
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+        find_support(patch)
         patch.setattr(runtime, "EngineWorker", StandInEngine)
         patch.setattr(runtime, "PolicyWorker", StandInRank)
         yield

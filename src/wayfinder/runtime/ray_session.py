@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import RayError
 
 from wayfinder.errors import ClusterError
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 # Ray's client gives up, and the process with it, 60 s after the head fell silent.
 _CLOSE_S = 30.0
 _CONNECT_S = 5.0
+# Between two attempts to start or reach Ray.
+_LOOK_S = 1.0
 # A head that is joined may be replaced by its operator and come back.
 _SILENT_S = 40.0
 _PROCESSES = ("gcs_server", "raylet")
@@ -144,6 +147,8 @@ class RaySession:
         earlier = {*psutil.Process().children(recursive=True)}
         while True:
             try:
+                if self._address is not None:
+                    _knock(canonicalize_bootstrap_address(self._address))
                 with _children_apart():
                     ray.init(log_to_driver=False, logging_level="ERROR", **options)
                 signal.signal(signal.SIGTERM, on_terminate)
@@ -163,6 +168,7 @@ class RaySession:
                     raise ClusterError(
                         f"cluster.address={self._address}: cannot start or reach Ray: {error}"
                     ) from error
+                time.sleep(_LOOK_S)
         if self._address is None:
             self._processes = {
                 child.name(): child
@@ -171,15 +177,20 @@ class RaySession:
             }
 
     def _answers(self) -> bool:
-        host, port = self._head().rsplit(":", 1)
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S):
-                return True
+            _knock(self._head())
         except OSError:
             return False
+        return True
 
     def _head(self) -> str:
         return ray.get_runtime_context().gcs_address
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody takes a connection there: Ray's client would wait for minutes."""
+    host, port = address.rsplit(":", 1)
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def _is_alive(process: psutil.Process) -> bool:
