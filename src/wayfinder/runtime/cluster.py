@@ -7,6 +7,7 @@ when the driver goes.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +23,14 @@ from wayfinder.runtime.engine_worker import EngineWorker
 from wayfinder.runtime.policy_worker import PolicyWorker
 from wayfinder.runtime.ray_session import RaySession
 
+logger = logging.getLogger(__name__)
+
 # Both actors of a slot reserve a share of its bundle; they work in turns, not at once.
 _SHARE = 0.5
 # Between two looks at whether Ray is alive.
 _LOOK_S = 1.0
+# Slots that are free are reserved within this time.
+_QUIET_S = 5.0
 # A rank that dies breaks the collectives of the others, who may say so before Ray notices.
 _DEATH_NOTICE_S = 15.0
 # Engines have this long for an orderly end.
@@ -211,15 +216,29 @@ class Cluster:
         return bundle
 
     def _reserve(self) -> None:
-        self._group = placement_group([self._bundle()] * self._spec.slots, strategy="PACK")
-        if not self._group.wait(self._spec.start_timeout_s):
-            raise ClusterError(
-                f"cluster.slots={self._spec.slots} needs {self._spec.slots} x {self._bundle()}; "
-                f"free now: {_counted(ray.available_resources())}, "
-                f"in all: {_counted(ray.cluster_resources())}. Nothing came free within "
-                f"cluster.start_timeout_s={self._spec.start_timeout_s:.0f}; lower cluster.slots or "
-                "add nodes."
-            )
+        """Wait for the slots, behind other jobs of the same Ray perhaps."""
+        spec = self._spec
+        self._group = placement_group([self._bundle()] * spec.slots, strategy="PACK")
+        deadline = self.deadline(spec.start_timeout_s)
+        needs = f"cluster.slots={spec.slots} needs {spec.slots} x {self._bundle()}"
+        quiet, told = Deadline(_QUIET_S), False
+        # In short looks, because Ray's wait hears of no signal before its end.
+        while not self._group.wait(min(_LOOK_S, spec.start_timeout_s)):
+            self._check_session()
+            free = _counted(ray.available_resources())
+            if not deadline.left_s:
+                raise ClusterError(
+                    f"{needs}; free now: {free}, in all: {_counted(ray.cluster_resources())}. "
+                    f"Nothing came free within cluster.start_timeout_s={spec.start_timeout_s:.0f}; "
+                    "lower cluster.slots or add nodes, or raise cluster.start_timeout_s to wait "
+                    "longer for other jobs."
+                )
+            if not (told or quiet.left_s):
+                logger.info(
+                    "waiting for slots: %s; free now: %s; for at most cluster.start_timeout_s=%.0f",
+                    *(needs, free, spec.start_timeout_s),
+                )
+                told = True
 
     def _engine(self, slot: int) -> Any:
         return ray.remote(EngineWorker).options(**self._options(slot)).remote(slot)
