@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from wayfinder.config.load import check_command, load_config, register_schema
 from wayfinder.errors import ConfigError, WayfinderError
-from wayfinder.multirun import conclude
+from wayfinder.multirun import conclude, objective
 
 # The exception alone cannot tell: one that passes through Ray comes out as another.
 _terminated: list[int] = []
@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> float:
     try:
         config = load_config(cfg)
         task = resolve_name(f"wayfinder.{TASKS[config.task]}:{config.task}")
-        return task(config, list(job.overrides.task), began)
+        return objective(task(config, list(job.overrides.task), began), job.sweeper)
     except KeyboardInterrupt:
         print("interrupted; repeat the command to go on", file=sys.stderr)
         sys.exit(143 if _terminated else 130)
@@ -65,4 +65,7 @@ if __name__ == "__main__":
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     finally:
-        conclude()
+        all_well = conclude()
+    # A sweeper that takes failed jobs for granted returns as if there were none.
+    if not all_well:
+        sys.exit(1)

@@ -65,3 +65,7 @@ class ClusterError(WayfinderError, RuntimeError):
 
 class WorkerLostError(ClusterError):
     """A worker died or stopped answering. Its work can be done again by one in its place."""
+
+
+class JobFailedError(WayfinderError, RuntimeError):
+    """A job of a multirun failed in a process of its own; the message is all that came from it."""

@@ -7,12 +7,14 @@ the callback takes notes, and `run.py` asks for the last word, however Hydra ret
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from wayfinder.config.identity import run_name
-from wayfinder.errors import WayfinderError
+from wayfinder.errors import ConfigError, JobFailedError, WayfinderError
 from wayfinder.record.layout import ERROR_FILE
 
 _LONGEST_REASON = 200
@@ -26,7 +28,7 @@ class JobNotes:
         self.root = Path()
         self.num_jobs = 0
         self.failed: list[str] = []
-        self.interrupted = False
+        self.num_running = 0
 
     def on_multirun_start(self, config: Any, **_: Any) -> None:
         self.root = Path(config.paths.root).expanduser().absolute()
@@ -34,14 +36,14 @@ class JobNotes:
 
     def on_job_start(self, **_: Any) -> None:
         self.num_jobs += 1
-        self.interrupted = True  # unless on_job_end follows
+        self.num_running += 1
 
     def on_job_end(self, config: Any, job_return: Any, **_: Any) -> None:
-        self.interrupted = False
+        self.num_running -= 1  # not called for a job that is interrupted
         if job_return.status.name == "FAILED":
             problem = job_return._return_value  # its property would raise it
             job = " ".join(job_return.overrides)
-            self.failed.append(f"#{config.hydra.job.num} {job}: {_reason(problem)}")
+            self.failed.append(f"#{config.hydra.job.num} {job}: {reason(problem)}")
             name = config.run.name or run_name(config.experiment, job_return.overrides, config.seed)
             if (log := Path(config.paths.root).expanduser() / name / ERROR_FILE).exists():
                 self.failed[-1] += f"\n    traceback: {log}"
@@ -53,17 +55,30 @@ class JobNotes:
     on_run_start = on_run_end = on_multirun_end
 
 
-def conclude() -> None:
-    """After a multirun of this process: list its failed jobs, and report the runs below its
-    `paths.root`. Nothing after a single run, or when a job was interrupted."""
+def objective(solve_rate: float, sweeper: Mapping[str, Any]) -> float:
+    """What a job returns to Hydra. A sweeper that optimises would end its study at a NaN; it goes
+    on after a failed job."""
+    if math.isnan(solve_rate) and "direction" in sweeper:
+        raise ConfigError(
+            "the sweeper optimises the solve rate, and this job has none. Set task=train or "
+            "task=evaluate, or leave +sweep=optuna out."
+        )
+    return solve_rate
+
+
+def conclude() -> bool:
+    """After a multirun of this process: list its failed jobs, report the runs below its
+    `paths.root`, and return whether all went well. Nothing after a single run, or when no job was
+    begun or one was interrupted."""
     for notes in _begun:
-        if notes.interrupted:
-            return
+        if notes.num_running or not notes.num_jobs:
+            continue
         if notes.failed:
             title = f"{len(notes.failed)} of {notes.num_jobs} jobs failed:"
             print(title, *notes.failed, sep="\n  ", file=sys.stderr)
             print("repeat the command to try them again; the others are kept", file=sys.stderr)
         _report(notes.root)
+    return not any(notes.failed for notes in _begun)
 
 
 def _report(root: Path) -> None:
@@ -77,7 +92,8 @@ def _report(root: Path) -> None:
         print(error, file=sys.stderr)
 
 
-def _reason(problem: BaseException) -> str:
+def reason(problem: BaseException) -> str:
     """Kind and message; `run.py` hands our own errors to Hydra as the cause of one of Hydra's."""
     problem = problem.__cause__ if isinstance(problem.__cause__, WayfinderError) else problem
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:_LONGEST_REASON]
+    kind = "" if isinstance(problem, JobFailedError) else f"{type(problem).__name__}: "
+    return f"{kind}{' '.join(str(problem).split())}"[:_LONGEST_REASON]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 import time
@@ -213,6 +214,45 @@ def test_a_multirun_of_refused_jobs_lists_them_all(tmp_path):
     assert "#1 " in said[2]
     assert "SyncError: adapter of group size 4 is lost" in said[2]
     assert "group size 8" in said[3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["seed=0,1"], "cluster.address=null: expected the Ray that the jobs share"),
+        (["seed=0,1", "task=sft", "cluster.address=auto"], "task=sft: expected train or evaluate"),
+        (["seed=0,1", "hydra.launcher.n_jobs=0"], "hydra.launcher.n_jobs=0: expected 1 or more"),
+        # One of the jobs is enough.
+        (["cluster=laptop,hyperpod"], "cluster.address=null"),
+    ],
+)
+def test_jobs_side_by_side_are_refused_where_they_would_be_in_each_others_way(
+    tmp_path, arguments, words
+):
+    done = _stand_in(tmp_path, "finished", "hydra/launcher=side_by_side", *arguments, flags=("-m",))
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("The configuration cannot run, 1 problem:\n  - ")
+    assert words in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_jobs_side_by_side_have_a_process_each_and_say_whose_a_line_is(tmp_path):
+    arguments = ("algorithm.group_size=4,8", "cluster.address=auto", "hydra/launcher=side_by_side")
+    done = _stand_in(tmp_path, "finished", *arguments, flags=("-m",))
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"^#. Config .", done.stdout, re.M)) == ["#0 Config 4", "#1 Config 8"]
+    done = _stand_in(tmp_path, "broken", *arguments, flags=("-m",))
+    assert done.returncode == 1
+    assert "#1 adapter of group size 8 is lost\n" in done.stderr
+    assert "SyncError: adapter of group size 8 is lost" in done.stderr.split("2 of 2 jobs")[1]
+
+
+def test_jobs_in_processes_of_their_own_one_after_the_other_need_no_cluster(tmp_path):
+    one = ("hydra/launcher=side_by_side", "hydra.launcher.n_jobs=1")
+    done = _stand_in(tmp_path, "finished", "algorithm.group_size=4,8", *one, flags=("-m",))
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^#. Config .", done.stdout, re.M) == ["#0 Config 4", "#1 Config 8"]
 
 
 def test_a_multirun_reads_numbers_as_a_run_does_and_goes_on_after_a_failed_job(tmp_path):

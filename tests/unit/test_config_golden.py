@@ -35,6 +35,8 @@ PLAIN_GROUPS = sorted(
     for folder in CONF_DIR.iterdir()
     if folder.is_dir() and folder != HYDRA_FILES and folder.name not in ADDED_GROUPS
 )
+# The sweep of the Optuna plugin searches; the others are grids.
+GRIDS = [option for option in _options("sweep") if option != "optuna"]
 ADDED = [(g, o) for g in ("experiment", "debug") for o in _options(g)]
 
 
@@ -143,7 +145,7 @@ def test_an_experiment_is_labelled_by_its_own_name(option):
     assert _values("experiment", option)["experiment"] == option
 
 
-@pytest.mark.parametrize("option", _options("sweep"))
+@pytest.mark.parametrize("option", GRIDS)
 def test_a_sweep_holds_parameters_alone_and_names_each_job(option):
     values = _values("sweep", option)
     assert list(values) == ["hydra"]
@@ -161,13 +163,40 @@ def test_a_sweep_holds_parameters_alone_and_names_each_job(option):
     assert len(names) == len(jobs) > 1
 
 
-@pytest.mark.parametrize("option", _options("sweep"))
+@pytest.mark.parametrize("option", GRIDS)
 def test_each_value_of_a_sweep_can_run(option, tmp_path):
     given = [f"model.path={model_directory(tmp_path / 'model')}", f"paths.root={tmp_path}"]
     params = _values("sweep", option)["hydra"]["sweeper"]["params"]
     for key, values in params.items():
         for value in values.split(","):
             load_config(_composed("+experiment=maze_easy", f"{key}={value}", *given))
+
+
+def test_the_search_space_can_run_and_the_search_repeats_itself(tmp_path):
+    values = _values("sweep", "optuna")
+    sweeper = values["hydra"]["sweeper"]
+    assert values["defaults"] == [{"override /hydra/sweeper": "optuna"}]
+    assert set(values["hydra"]) == {"mode", "sweeper"}
+    assert sweeper["direction"] == "maximize"
+    assert isinstance(sweeper["sampler"]["seed"], int)
+    given = [f"model.path={model_directory(tmp_path / 'model')}", f"paths.root={tmp_path}"]
+    assert set(sweeper["params"]) <= set(all_keys())
+    for key, value in sweeper["params"].items():
+        override = OverridesParser.create().parse_override(f"{key}={value}")
+        space = override.value()
+        ends = (
+            override.sweep_string_iterator()
+            if override.is_discrete_sweep()
+            else (space.start, space.end)
+        )
+        for end in ends:
+            load_config(_composed("+experiment=maze_easy", f"{key}={end}", *given))
+
+
+def test_the_launcher_is_composed_by_its_short_name():
+    done = _values("hydra/launcher", "side_by_side")
+    assert done["_target_"] == "hydra_plugins.wayfinder_launcher.SideBySideLauncher"
+    assert done["n_jobs"] > 1
 
 
 def test_yaml_comments_stand_on_lines_of_their_own():

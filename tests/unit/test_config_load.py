@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from support.configs import model_directory, set_keys
 from wayfinder.choices import LossKind
-from wayfinder.config import identity
+from wayfinder.config import identity, load
 from wayfinder.config.identity import (
     config_diff,
     config_hash,
@@ -183,6 +183,15 @@ def test_what_is_wrong_with_a_whole_command_is_refused(arguments, line):
 )
 def test_what_hydra_can_compose_or_explain_itself_is_left_to_it(arguments):
     check_command(arguments)
+
+
+@pytest.mark.parametrize("override", ["+sweep=optuna", "hydra/sweeper=optuna"])
+def test_a_sweeper_that_is_not_installed_is_named_with_its_requirements(override, monkeypatch):
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"=optuna: .*requirements-sweeps\.txt"):
+        check_command(["-m", "+experiment=maze_easy", override])
+    monkeypatch.setattr(load, "find_spec", lambda name: name)
+    check_command(["-m", "+experiment=maze_easy", override])
 
 
 # --- records

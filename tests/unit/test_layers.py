@@ -24,7 +24,7 @@ TIERS = [
     {
         *("specs", "probe", "progress", "prepare", "loop", "evaluate", "play", "starting"),
         *("recorded", "canary"),
-        *("reporting", "multirun"),
+        *("reporting", "multirun", "side_by_side"),
     },
 ]
 # Records are of finished things: they know what a run is called and what an episode is, no more.
@@ -116,6 +116,18 @@ def test_ray_stays_in_runtime():
 def test_hydra_stays_at_the_door():
     assert users_of("hydra") == {"run.py", "config.load"}
     assert users_of("omegaconf") == {"run.py", "config.load"}
+
+
+def test_the_launcher_is_light_because_every_start_loads_it():
+    heavy = "torch transformers ray vllm wandb pandas numpy optuna"
+    code = (
+        "import sys, hydra_plugins.wayfinder_launcher\n"
+        f"print(*(n for n in '{heavy}'.split() if n in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
 
 
 def test_one_file_knows_wandb():

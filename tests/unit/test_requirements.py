@@ -26,6 +26,12 @@ def test_the_overrides_repeat_the_pins():
     assert _pins("overrides.txt").items() <= _pins("requirements-cpu.txt").items()
 
 
+def test_what_sweeps_need_besides_replaces_nothing():
+    besides = _pins("requirements-sweeps.txt")
+    assert besides.keys().isdisjoint(_pins("requirements-cpu.txt"))
+    assert "hydra-optuna-sweeper" in besides
+
+
 def test_the_image_has_the_pinned_ray():
     (version,) = re.findall(
         r"^FROM rayproject/ray:([\d.]+)-", (ROOT / "docker/Dockerfile").read_text(), re.M

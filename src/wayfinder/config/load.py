@@ -1,11 +1,12 @@
 """From the command line and `conf/` to the typed, checked `Config`.
 
-The only module besides `run.py` that imports Hydra and OmegaConf.
+The only module besides `run.py` and the launcher that imports Hydra and OmegaConf.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ ADDED_GROUPS = ("experiment", "debug", "sweep")
 
 # Flags that leave the command a run; any other one shows or completes something.
 _RUN_FLAGS = ("-m", "--multirun", "-r", "--run")
+_OPTUNA = "hydra_plugins.hydra_optuna_sweeper"
 _REFUSED = {
     "model.lora.use_dora": "the engine cannot serve DoRA",
     "model.lora.dropout": "the engine samples without dropout, so the trainer may not use it",
@@ -117,6 +119,7 @@ def check_command(arguments: Sequence[str]) -> None:
         found += bad
         if not bad:
             good.append(override.input_line)
+    found += _missing_plugin(overrides)
     found += _repeated(overrides)
     found += _debug_before_experiment(overrides)
     if found:
@@ -207,6 +210,18 @@ def _repeated(overrides: Sequence[Override]) -> Iterator[Violation]:
     for name, values in given.items():
         if len(values) > 1:
             yield Violation(name, "one value", " and ".join(values), f"Give {name} once")
+
+
+def _missing_plugin(overrides: Sequence[Override]) -> Iterator[Violation]:
+    for override in overrides:
+        name, given = override.key_or_group, _given(override)
+        if name in ("sweep", "hydra/sweeper") and given == "optuna" and not find_spec(_OPTUNA):
+            yield Violation(
+                name,
+                "hydra-optuna-sweeper to be installed",
+                given,
+                "Install it: pip install -r requirements-sweeps.txt",
+            )
 
 
 def _debug_before_experiment(overrides: Sequence[Override]) -> Iterator[Violation]:

@@ -7,6 +7,7 @@ when the driver goes.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -24,10 +25,14 @@ from wayfinder.runtime.engine_worker import EngineWorker
 from wayfinder.runtime.policy_worker import PolicyWorker
 from wayfinder.runtime.ray_session import RaySession
 
+logger = logging.getLogger(__name__)
+
 # Both actors of a slot reserve a share of its bundle; they work in turns, not at once.
 _SHARE = 0.5
 # Between two looks at whether Ray is alive.
 _LOOK_S = 1.0
+# Slots that are free are reserved within this time.
+_QUIET_S = 5.0
 # A rank that dies breaks the collectives of the others, who may say so before Ray notices.
 _DEATH_NOTICE_S = 15.0
 # Engines have this long for an orderly end.
@@ -232,18 +237,25 @@ class Cluster:
         return bundle
 
     def _reserve(self) -> None:
+        """Wait for the slots, behind other jobs of the same Ray perhaps."""
         slots, bundle = self._spec.slots, self._bundle()
+        needs = f"cluster.slots={slots} needs {slots} x {bundle}, and there is room for"
         self._group = placement_group([bundle] * slots, strategy="PACK")
         deadline = Deadline(self._spec.start_timeout_s)
+        quiet, told = Deadline(_QUIET_S), False
+        # In short looks, because Ray's wait hears of no signal before its end.
         while not self._group.wait(_LOOK_S):
             self._check_session()
             if not deadline.left_s:
-                room, nodes = _room(bundle)
                 raise ClusterError(
-                    f"cluster.slots={slots} needs {slots} x {bundle}, and there is room for "
-                    f"{room}: {nodes}. No more came free within cluster.start_timeout_s="
-                    f"{deadline.limit_s:.0f}; lower cluster.slots or add nodes."
+                    f"{needs} {_room(bundle)}. No more came free within cluster.start_timeout_s="
+                    f"{deadline.limit_s:.0f}; lower cluster.slots, add nodes, or raise "
+                    "cluster.start_timeout_s to wait longer for other jobs."
                 )
+            if not (told or quiet.left_s):
+                wait = f"for at most cluster.start_timeout_s={deadline.limit_s:.0f}"
+                logger.info("waiting for slots: %s %s; %s", needs, _room(bundle), wait)
+                told = True
 
     def _engine(self, slot: int) -> Any:
         return ray.remote(EngineWorker).options(**self._options(slot)).remote(slot)
@@ -280,7 +292,7 @@ def _brief(error: RayError) -> str:
     return " ".join(account.split()).removesuffix(".")
 
 
-def _room(bundle: dict[str, float]) -> tuple[int, str]:
+def _room(bundle: dict[str, float]) -> str:
     """How many of `bundle` fit into what is free now, and what that is, by node."""
     free = available_resources_per_node()
     total, told = 0, []
@@ -295,4 +307,4 @@ def _room(bundle: dict[str, float]) -> tuple[int, str]:
             for name in bundle
         )
         told.append(f"{room} on {node['NodeManagerHostname']} ({of} free)")
-    return total, "; ".join(sorted(told, reverse=True))
+    return f"{total}: {'; '.join(sorted(told, reverse=True))}"
