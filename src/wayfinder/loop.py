@@ -90,6 +90,7 @@ def _in_directory(
     config: Config, overrides: list[str], began: float, task: Callable[[Run], None]
 ) -> float:
     def work(directory: RunDir, log: MetricsLog, trackers: Trackers) -> None:
+        make_root(specs.adapter_root(config, directory.adapters))
         _with_workers(config, directory, log, trackers, task)
 
     return recorded(config, overrides, began, work)
@@ -105,7 +106,6 @@ def _with_workers(
     """Do `task` with workers. When ranks are lost, once more with new ones, as if the command had
     been repeated."""
     restarts = Restarts(config.cluster.max_restarts, directory.event)
-    make_root(specs.adapter_root(config, directory.adapters))
     is_first = True
     while True:
         trackers.phase("starting workers")

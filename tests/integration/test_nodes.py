@@ -22,7 +22,7 @@ from support.joined import TASKS
 from support.nodes import Nodes
 from support.supervised import episodes, find_support
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 SLOTS = 6
 PLAYED = [list(episode) for episode in episodes(TASKS)]
 
@@ -89,7 +89,6 @@ def test_each_bundle_holds_a_rank_and_an_engine_and_the_head_holds_none(nodes, t
     assert len(driver.told("frames")[0]) == SLOTS
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("way", ["remove", "kill"])
 def test_the_work_of_a_lost_node_is_done_again_on_another(nodes, tmp_path, way):
     (tmp_path / "seconds").write_text("5")
@@ -109,7 +108,6 @@ def test_the_work_of_a_lost_node_is_done_again_on_another(nodes, tmp_path, way):
     assert driver.told("played") == [PLAYED]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("use", ["score", "fetch"])
 def test_frames_of_a_lost_node_are_made_again(nodes, tmp_path, use):
     """They lie in its object store until they are used."""
@@ -130,7 +128,6 @@ def test_frames_of_a_lost_node_are_made_again(nodes, tmp_path, use):
     assert len(driver.told("frames")[0]) == SLOTS
 
 
-@pytest.mark.long
 def test_a_rank_that_dies_while_an_engine_is_made_anew_is_noticed(nodes, tmp_path):
     """A machine's processes do not all end at once."""
     (tmp_path / "seconds").write_text("5")
@@ -149,7 +146,6 @@ def test_a_rank_that_dies_while_an_engine_is_made_anew_is_noticed(nodes, tmp_pat
     assert driver.told("played") == [PLAYED]
 
 
-@pytest.mark.long
 def test_slots_that_stay_away_are_told_by_node(nodes, tmp_path):
     """Of three nodes one is lost in the middle of a job, and no other comes in its place."""
     (tmp_path / "seconds").write_text("5")
@@ -189,7 +185,6 @@ def test_an_address_at_which_nobody_answers_is_told(monkeypatch, tmp_path):
     assert told.startswith("ClusterError: cluster.address=127.0.0.1:1: cannot start or reach Ray")
 
 
-@pytest.mark.long
 def test_what_a_killed_driver_held_comes_free_by_itself(nodes, tmp_path):
     (tmp_path / "seconds").write_text("600")
     driver = Driver(nodes.address, tmp_path)
@@ -206,7 +201,6 @@ def test_what_a_killed_driver_held_comes_free_by_itself(nodes, tmp_path):
     assert second.told("played") == [PLAYED]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("when", ["waiting", "playing"])
 def test_a_lost_head_ends_the_job_with_a_clear_message(tmp_path, when):
     (tmp_path / "seconds").write_text("600")

@@ -21,7 +21,7 @@ import ray
 
 from support.configs import model_directory
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 
 _HEAD = """
