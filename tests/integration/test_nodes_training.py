@@ -108,11 +108,10 @@ def weights(directory: Path, version: int) -> np.ndarray:
 def assert_equal_up_to_rounding(directory: Path, other: Path) -> None:
     """Other slots batch other requests together and add gradients up in another order.
 
-    Measured with 3 slots and 1: all 2518 sampled tokens that are kept are equal (a log-prob that
-    differs by 3e-6 makes it improbable that one of them flips), metrics within 7e-8 of each other,
-    adapters within 4e-5 of the length of a step. Lengths are compared, because Adam moves a weight
-    by the learning rate however small its gradient: single weights may differ by more (measured:
-    0.6% of it).
+    Measured with 3 slots and 1: all 2518 sampled tokens that are kept are equal (log-probs that
+    differ by 3e-6 make it improbable that one flips), metrics within 7e-8 of each other, adapters
+    within 4e-5 of the length of a step. Lengths are compared, because Adam moves a weight by the
+    learning rate however small its gradient: single weights differ by more (measured: 0.6% of it).
     """
     for name in sorted(path.name for path in (other / "episodes").glob("*.jsonl")):
         assert_same_episodes(directory / "episodes" / name, other / "episodes" / name)
