@@ -221,7 +221,9 @@ class Workers:
     def _check_served(self, index: int, served: tuple[int, str]) -> None:
         publication, (version, digest) = self.publication, served
         if (version, digest) != (publication.version, publication.digest):
-            raise SyncError(
+            # An older one is what a node still sees of a shared directory that was just written.
+            kind = AdapterFileError if version < publication.version else SyncError
+            raise kind(
                 f"engine {index} serves adapter version {version} ({digest[:12]}) after version "
                 f"{publication.version} ({publication.digest[:12]}) was published"
             )
