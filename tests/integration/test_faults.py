@@ -3,36 +3,15 @@ stop from which the same command goes on."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from support.jobs import Running, assert_same_result, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def calm(root) -> Path:
-    run(root, "calm")
-    return root / "calm"
-
-
-def summary(running: Running) -> dict:
-    return json.loads((running.directory / "summary.json").read_text())
-
-
-def events(running: Running) -> str:
-    return (running.directory / "events.log").read_text()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -45,10 +24,10 @@ def test_a_signal_to_the_whole_group_lets_the_run_save_and_end(root, calm, numbe
     os.killpg(running.process.pid, number)
     assert running.end(60) == code
     assert time.monotonic() - began < 45
-    assert summary(running)["status"] == "interrupted"
-    assert "interrupted; step 1 is saved" in events(running)
+    assert running.summary["status"] == "interrupted"
+    assert "interrupted; step 1 is saved" in running.events
     run(root, f"group-{code}")
-    assert "resumed at step 1" in events(running)
+    assert "resumed at step 1" in running.events
     assert_same_result(running.directory, calm)
 
 
@@ -60,7 +39,7 @@ def test_a_lost_ray_ends_the_run_with_a_clear_message(root, calm, victim):
     began = time.monotonic()
     assert running.end(120) == 1
     assert time.monotonic() - began < 90
-    told = summary(running)
+    told = running.summary
     assert told["status"] == "failed"
     assert told["error"].startswith("ClusterError: Ray was lost")
     assert "Repeat the command" in running.output
@@ -75,7 +54,7 @@ def test_every_process_of_the_job_gets_the_signal(root):
     for process in [*running.until_playing().values(), running.process]:
         os.kill(process.pid, signal.SIGTERM)
     assert running.end(90) == 143
-    assert summary(running)["status"] == "interrupted"
+    assert running.summary["status"] == "interrupted"
 
 
 @pytest.mark.parametrize("victim", ["engine", "core"])
@@ -84,8 +63,8 @@ def test_a_killed_engine_is_made_anew_and_plays_again(root, calm, victim):
     running.until_line("step 1/2")
     running.until_playing()[victim].kill()
     assert running.end() == 0
-    assert "engine 0 is made anew" in events(running)
-    assert summary(running)["status"] == "finished"
+    assert "engine 0 is made anew" in running.events
+    assert running.summary["status"] == "finished"
     assert_same_result(running.directory, calm)
     assert sum("step 1/2" in line and line.startswith("step") for line in running.lines) == 1
 
@@ -96,7 +75,7 @@ def test_a_silent_engine_is_made_anew(root, calm):
     running.until_line("step 1/2")
     running.until_playing()["core"].send_signal(signal.SIGSTOP)
     assert running.end() == 0
-    assert "gave no answer within rollout.request_timeout_s=10" in events(running)
+    assert "gave no answer within rollout.request_timeout_s=10" in running.events
     assert_same_result(running.directory, calm)
 
 
@@ -107,8 +86,8 @@ def test_a_killed_rank_takes_the_run_back_to_its_last_checkpoint(root, calm, che
     running.until_line("step 1/2")
     running.until_playing()["rank"].kill()
     assert running.end() == 0
-    assert "all workers are made anew from the last checkpoint" in events(running)
-    assert ("resumed at step 1" in events(running)) == bool(checkpoints)
+    assert "all workers are made anew from the last checkpoint" in running.events
+    assert ("resumed at step 1" in running.events) == bool(checkpoints)
     assert (running.directory / "metrics.discarded.jsonl").exists() != bool(checkpoints)
     assert_same_result(running.directory, calm)
 
@@ -117,10 +96,10 @@ def test_what_dies_again_and_again_stops_the_run(root):
     running = Running(root, "again", "cluster.max_restarts=1")
     running.until_line("step 1/2")
     running.until_playing()["engine"].kill()
-    running.until(lambda: "engine 0 is made anew" in events(running))
+    running.until(lambda: "engine 0 is made anew" in running.events)
     running.until_playing()["rank"].kill()
     assert running.end() == 1
-    told = summary(running)
+    told = running.summary
     assert told["status"] == "failed"
     assert "cluster.max_restarts=1" in told["error"]
     assert "repeat the command" in running.output

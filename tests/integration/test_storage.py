@@ -21,21 +21,6 @@ from support.jobs import Running, assert_same_result, run
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def calm(root) -> Path:
-    run(root, "calm")
-    return root / "calm"
-
-
-def events(running: Running) -> str:
-    return (running.directory / "events.log").read_text()
-
-
 def test_an_adapter_that_is_cut_before_it_is_loaded_is_written_again(root, calm):
     running = Running(root, "cut")
     weights = running.directory / "adapters/1/adapter_model.safetensors"
@@ -49,7 +34,7 @@ def test_an_adapter_that_is_cut_before_it_is_loaded_is_written_again(root, calm)
     saboteur.start()
     assert running.end() == 0
     assert not saboteur.is_alive()
-    assert "changed or cut after it was published" in events(running)
+    assert "changed or cut after it was published" in running.events
     assert sum(line["faults/publication_retries"] for line in steps(running)) > 0
     assert_same_result(running.directory, calm)
 
@@ -60,7 +45,7 @@ def test_a_shared_directory_that_comes_back_is_waited_for(root, calm):
     running.until_line("step 1/2")
     running.until_playing()
     shared.rename(root / "elsewhere")
-    running.until(lambda: "tried again for sync.retry_s" in events(running))
+    running.until(lambda: "tried again for sync.retry_s" in running.events)
     time.sleep(3)
     assert not shared.exists()  # nothing was made in its place
     (root / "elsewhere").rename(shared)
@@ -79,7 +64,7 @@ def test_a_shared_directory_that_stays_away_ends_the_run(root, calm):
     assert f"{shared}/gone: adapters cannot be published there" in running.output
     (root / "elsewhere-2").rename(shared)
     run(root, "gone", *extra)
-    assert "resumed at step 1" in events(running)
+    assert "resumed at step 1" in running.events
     assert_same_result(running.directory, calm, adapters=shared / "gone")
 
 
@@ -97,7 +82,7 @@ def test_a_run_directory_that_goes_away_ends_the_run_and_is_not_made_again(tmp_p
     assert not root.exists()
     (tmp_path / "elsewhere").rename(root)
     run(root, "unmounted", *extra)
-    assert "resumed at step 1" in events(running)
+    assert "resumed at step 1" in running.events
     assert_same_result(running.directory, calm)
 
 
@@ -141,8 +126,8 @@ def test_a_full_disk_ends_the_run_which_goes_on_when_there_is_room(small_disk, c
     filler.unlink()
     again = Running(tmp_path / "disk", "full", *extra, prefix=prefix)
     assert again.end() == 0
-    assert "resumed at step 1" in events(running)
-    assert json.loads((disk / "full" / "summary.json").read_text())["status"] == "finished"
+    assert "resumed at step 1" in running.events
+    assert running.summary["status"] == "finished"
     assert_same_result(disk / "full", calm)
 
 

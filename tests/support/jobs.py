@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -130,6 +132,14 @@ class Running(Command):
         self.directory = root / name
         self._seen: dict[int, psutil.Process] = {}
         super().__init__([*prefix, *command(root, name, *extra)])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.directory / "summary.json").read_text())
+
+    @property
+    def events(self) -> str:
+        return (self.directory / "events.log").read_text()
 
     def processes(self) -> dict[str, psutil.Process]:
         """The processes of the run that are named in TITLES and exist now."""
