@@ -38,7 +38,10 @@ TITLES = {
 
 
 def command(root: Path, name: str, *extra: str) -> list[str]:
-    return [sys.executable, "run.py", *SMALL, f"paths.root={root}", f"run.name={name}", *extra]
+    """The command of a run of SMALL, in which `extra` wins."""
+    keys = {override.partition("=")[0] for override in extra}
+    small = [override for override in SMALL if override.partition("=")[0] not in keys]
+    return [sys.executable, "run.py", *small, f"paths.root={root}", f"run.name={name}", *extra]
 
 
 def run(root: Path, name: str, *extra: str, expect: int = 0) -> str:
