@@ -66,22 +66,26 @@ def do(jobs: Sequence[Job], n_jobs: int, grace_s: float) -> int:
     waiting, running = deque(jobs), []
     handed_on, deadline = 0, 0.0
     with _interruptions() as came:
-        while running or (waiting and not came):
-            while waiting and len(running) < n_jobs and not came:
-                running.append(waiting.popleft())
-                _start(running[-1])
-            connection.wait([job.process.sentinel for job in running], timeout=_LOOK_S)
-            for job in [job for job in running if not job.process.is_alive()]:
-                running.remove(job)
-                _end(job, bool(came))
-            if len(came) > handed_on:
-                handed_on = len(came)
-                deadline = deadline or time.monotonic() + 2 * grace_s + _LEAVE_S
-                for job in running:
-                    job.process.terminate()
-            if deadline and time.monotonic() > deadline:
-                for job in running:
-                    _kill_group(job)
+        try:
+            while running or (waiting and not came):
+                while waiting and len(running) < n_jobs and not came:
+                    _start(waiting[0])
+                    running.append(waiting.popleft())
+                connection.wait([job.process.sentinel for job in running], timeout=_LOOK_S)
+                for job in [job for job in running if not job.process.is_alive()]:
+                    running.remove(job)
+                    _end(job, bool(came))
+                if len(came) > handed_on:
+                    handed_on = len(came)
+                    deadline = deadline or time.monotonic() + 2 * grace_s + _LEAVE_S
+                    for job in running:
+                        job.process.terminate()
+                if deadline and time.monotonic() > deadline:
+                    for job in running:
+                        _kill_group(job)
+        finally:  # none runs now, unless one could not be started
+            for job in running:
+                job.process.terminate()
     if not came:
         return 0
     return 143 if signal.SIGTERM in came else 130

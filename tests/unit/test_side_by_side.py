@@ -23,6 +23,12 @@ class Noted(Job):
         self.result = result
 
 
+class Sleeps(Noted):
+    def work(self) -> float:
+        time.sleep(60)
+        return 0.0
+
+
 class LeavesAChild(Noted):
     """Is killed, and leaves a process behind that has all that it had open."""
 
@@ -55,6 +61,19 @@ class TakesItsTime(Noted):
         time.sleep(self.seconds)
         self.file.write_text("saved")
         os._exit(143)
+
+
+class CannotBegin(Noted):
+    def begins(self) -> None:
+        raise OSError("Resource temporarily unavailable")
+
+
+def test_a_job_that_cannot_be_started_leaves_no_other_behind():
+    first = Sleeps(0)
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        do([first, CannotBegin(1)], 2, 0.0)
+    first.process.join(10)
+    assert first.process.exitcode == -signal.SIGTERM
 
 
 def test_what_a_killed_job_leaves_behind_is_not_waited_for(tmp_path):
