@@ -67,7 +67,8 @@ class SideBySideLauncher(Launcher):
             print(error, file=sys.stderr)
             sys.exit(error.exit_code)
         logger.info("Launching %d jobs, at most %d at once", len(jobs), self.n_jobs)
-        if exit_code := side_by_side.do(jobs, self.n_jobs):
+        grace_s = max((job.config.checkpoint.grace_s for job in jobs), default=0.0)
+        if exit_code := side_by_side.do(jobs, self.n_jobs, grace_s):
             sys.exit(exit_code)
         return [job.result for job in jobs]
 

@@ -4,8 +4,8 @@ A job is only a driver: it joins Ray, and Ray gives it slots that no other job h
 from this process, which is light as long as no job ran in it, and has all that a single run has:
 a main thread, signals, an exit code. What ends one job ends no other.
 
-A signal reaches this process alone, because every job leads a process group. It is handed on once,
-and the jobs are waited for: they save what they have done.
+A signal reaches this process alone, because every job leads a process group. It is handed on, and
+the jobs are waited for: they save what they have done.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from wayfinder.errors import JobFailedError
 
 # Between two looks at signals and at whether jobs are alive.
 _LOOK_S = 0.2
-# An interrupted job ends a step, saves and leaves Ray, each within a limit of its own; the sum.
-_END_S = 120.0
+# An interrupted job ends a step and saves, each within the grace that it is given, and then leaves
+# Ray and its trackers.
+_LEAVE_S = 100.0
 _INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
@@ -46,7 +47,7 @@ class Job:
         self.answer: connection.Connection | None = None
 
     def work(self) -> Any:
-        """Do the job: a plain value, or `JobFailedError`. For its own process."""
+        """Do the job: a plain value that is not None, or `JobFailedError`. For its own process."""
         raise NotImplementedError
 
     def begins(self) -> None:
@@ -56,30 +57,35 @@ class Job:
         """Hear what `work` returned, or the JobFailedError. Not called when it is interrupted."""
 
 
-def do(jobs: Sequence[Job], n_jobs: int) -> int:
+def do(jobs: Sequence[Job], n_jobs: int, grace_s: float) -> int:
     """Do all jobs, at most `n_jobs` at once, in their order.
 
     0, or the exit code of an interruption: then no job is left running, and some were not begun.
+    `grace_s`: the longest `checkpoint.grace_s` of the jobs.
     """
     waiting, running = deque(jobs), []
     handed_on, deadline = 0, 0.0
     with _interruptions() as came:
-        while running or (waiting and not came):
-            while waiting and len(running) < n_jobs and not came:
-                running.append(waiting.popleft())
-                _start(running[-1])
-            connection.wait([job.process.sentinel for job in running], timeout=_LOOK_S)
-            for job in [job for job in running if not job.process.is_alive()]:
-                running.remove(job)
-                _end(job, bool(came))
-            if len(came) > handed_on:
-                handed_on = len(came)
-                deadline = deadline or time.monotonic() + _END_S
-                for job in running:
-                    job.process.terminate()
-            if deadline and time.monotonic() > deadline:
-                for job in running:
-                    _kill_group(job)
+        try:
+            while running or (waiting and not came):
+                while waiting and len(running) < n_jobs and not came:
+                    _start(waiting[0])
+                    running.append(waiting.popleft())
+                connection.wait([job.process.sentinel for job in running], timeout=_LOOK_S)
+                for job in [job for job in running if not job.process.is_alive()]:
+                    running.remove(job)
+                    _end(job, bool(came))
+                if len(came) > handed_on:
+                    handed_on = len(came)
+                    deadline = deadline or time.monotonic() + 2 * grace_s + _LEAVE_S
+                    for job in running:
+                        job.process.terminate()
+                if deadline and time.monotonic() > deadline:
+                    for job in running:
+                        _kill_group(job)
+        finally:  # none runs now, unless one could not be started
+            for job in running:
+                job.process.terminate()
     if not came:
         return 0
     return 143 if signal.SIGTERM in came else 130
@@ -99,9 +105,13 @@ def _start(job: Job) -> None:
 
 
 def _end(job: Job, interrupted: bool) -> None:
-    try:
-        result = job.answer.recv()
-    except EOFError:
+    with job.answer:
+        try:
+            # What the job left behind may hold the other end open: no answer would ever come.
+            result = job.answer.recv() if job.answer.poll() else None
+        except EOFError:
+            result = None
+    if result is None:
         _kill_group(job)
         if interrupted:
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 
 from support.killed import CONFIG, adapter, kill_while_writing, publish_forever
 from wayfinder.errors import AdapterFileError, SyncError
+from wayfinder.runtime import adapter_sync
 from wayfinder.runtime.adapter_sync import (
     LATEST,
     MANIFEST,
@@ -137,6 +140,21 @@ def test_a_directory_that_went_away_is_not_made_again(tmp_path):
         with pytest.raises(AdapterFileError, match=str(root)):
             act()
     assert names(tmp_path) == ["away"]
+
+
+def test_an_attempt_that_fails_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch):
+    put(tmp_path, 0)
+
+    def fill_up(path: Path, content: bytes) -> None:
+        path.write_bytes(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter_sync, "_write", fill_up)
+        with pytest.raises(AdapterFileError, match="No space left on device"):
+            put(tmp_path, 1, adapter(1))
+    assert names(tmp_path) == ["0", LATEST]
+    assert put(tmp_path, 1, adapter(1)) == read_latest(tmp_path)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "adapter_config.json", MANIFEST])

@@ -267,6 +267,18 @@ def test_a_disk_that_refuses_is_named(tmp_path):
         begin(tmp_path / "file", 1)
 
 
+@pytest.mark.parametrize("name", FILES[:-1])
+def test_what_cannot_be_seen_here_is_not_committed_without(tmp_path, name):
+    """The old checkpoints would go, and the new one holds no policy."""
+    put(tmp_path, 1, keep=1)
+    temporary = begin(tmp_path, 2)
+    fill(temporary)
+    (temporary / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"could not be written: .*{name}"):
+        commit(temporary, 2, state(2), keep=1)
+    assert newest(tmp_path)[0].step == 1
+
+
 def test_a_repeated_step_takes_the_place_of_the_old_one(tmp_path):
     put(tmp_path, 1)
     flip(put(tmp_path, 2) / STATE, 0)

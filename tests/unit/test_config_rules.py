@@ -109,6 +109,10 @@ REFUSED = [
     ({"algorithm.refill_groups": 0}, "algorithm.refill_groups", "1 or more"),
     ({"cluster.slots": 0}, "cluster.slots", "1 or more"),
     ({"cluster.max_restarts": -1}, "cluster.max_restarts", "0 or more"),
+    *(
+        ({"cluster.address": address}, "cluster.address", "host:port")
+        for address in ("local", "head", "ray://head:10001", "")
+    ),
     ({"checkpoint.every_minutes": 0.0}, "checkpoint.every_minutes", "more than 0, or null"),
     ({"checkpoint.grace_s": 0.0}, "checkpoint.grace_s", "more than 0"),
     ({"sync.probe_tolerance": 0.0}, "sync.probe_tolerance", "more than 0"),
@@ -156,6 +160,9 @@ ALLOWED = [
     {"eval.unseen_tasks": 0, "eval.unseen_first_seed": 0},
     {"eval.unseen_first_seed": 64},
     {"cluster.slots": 6, "cluster.device": Device.cuda, "cluster.address": "auto"},
+    {"cluster.address": "10.0.0.1:6379"},
+    {"cluster.address": "head.ray.svc:6379"},
+    {"cluster.address": "[fd00::1]:6379"},
     {"model.path": "Qwen/Qwen3-VL-8B-Instruct"},
     {"run.name": "maze_easy/first.try-2"},
 ]

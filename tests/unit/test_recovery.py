@@ -116,6 +116,16 @@ def test_restarts_of_both_kinds_share_one_bound():
     assert "version 3 is tried again" in notes[2]
 
 
+def test_every_version_that_is_tried_again_is_told_once(caplog):
+    notes: list[str] = []
+    restarts = Restarts(0, notes.append)
+    for version in (3, 3, 40, 40):  # hours lie between the two
+        restarts.publication(version, AdapterFileError("cut"))
+    expected = [f"cut; adapter version {v} is tried again for sync.retry_s" for v in (3, 40)]
+    assert notes == expected
+    assert caplog.messages == expected  # who watches the run sees why it stands still
+
+
 def test_no_restart_may_be_allowed():
     with pytest.raises(ClusterError, match="replaced 0 times before"):
         Restarts(0, print).policy(WorkerLostError("a rank died"))

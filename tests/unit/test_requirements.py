@@ -32,6 +32,14 @@ def test_what_sweeps_need_besides_replaces_nothing():
     assert "hydra-optuna-sweeper" in besides
 
 
+def test_rays_of_the_image_are_set_like_one_that_a_job_starts():
+    session = (ROOT / "src" / "wayfinder" / "runtime" / "ray_session.py").read_text()
+    ours = re.findall(r'setdefault\("(RAY_\w+)", "(\w+)"\)', session)
+    image = (ROOT / "docker" / "Dockerfile").read_text()
+    assert ours
+    assert [f"{name}={value}" for name, value in ours if f"{name}={value}" not in image] == []
+
+
 def test_the_image_has_the_pinned_ray():
     (version,) = re.findall(
         r"^FROM rayproject/ray:([\d.]+)-", (ROOT / "docker/Dockerfile").read_text(), re.M

@@ -34,6 +34,7 @@ _NOT_TEXT = {
     "embed_tokens": "the engine does not serve adapters of the embeddings",
     "all-linear": "it also matches the vision tower and the LM head",
 }
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):\d+")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 
@@ -309,6 +310,18 @@ def a_comparison_is_of_two(config: Config) -> Iterator[Violation]:
         )
 
 
+def ray_is_joined_at_its_head(config: Config) -> Iterator[Violation]:
+    address = config.cluster.address
+    if address not in (None, "auto") and not _ADDRESS.fullmatch(address):
+        yield Violation(
+            "cluster.address",
+            "null, auto, or host:port of Ray's head (a driver is no Ray Client: no ray://)",
+            address,
+            "Set cluster.address=null to start Ray on this machine, or cluster.address=auto to "
+            "join the one that this machine belongs to",
+        )
+
+
 def run_name_needs_no_quoting(config: Config) -> Iterator[Violation]:
     name = config.run.name
     if name is not None and not _RUN_NAME.fullmatch(name):
@@ -333,6 +346,7 @@ _WITH_MODEL: tuple[Rule, ...] = (
     context_holds_an_observation_and_a_reply,
     unseen_mazes_are_not_those_of_the_evaluation,
     pass_at_k_needs_k_samples,
+    ray_is_joined_at_its_head,
     places.a_gpu_is_here_when_one_is_asked_for,
     places.directories_can_be_written,
     run_name_needs_no_quoting,

@@ -91,10 +91,15 @@ def publish(
         else:
             temporary = root / f".tmp-{version}-{uuid.uuid4().hex}"
             temporary.mkdir()
-            for name, content in {**files, MANIFEST: _json(manifest)}.items():
-                _write(temporary / name, content)
-            _sync_directory(temporary)
-            temporary.rename(target)
+            try:
+                for name, content in {**files, MANIFEST: _json(manifest)}.items():
+                    _write(temporary / name, content)
+                _sync_directory(temporary)
+                temporary.rename(target)
+            except OSError:
+                # Tried again for minutes, the attempts would fill a disk that is nearly full.
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
             _sync_directory(root)
         pointer = root / f".tmp-{LATEST}-{uuid.uuid4().hex}"
         named = hashlib.sha256((target / MANIFEST).read_bytes()).hexdigest()

@@ -3,12 +3,15 @@ wait until they find the run in a state that can be saved."""
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wayfinder.errors import AdapterFileError, ClusterError, WorkerLostError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -20,6 +23,7 @@ class Restarts:
     engines: int = 0
     policies: int = 0
     publications: int = 0  # attempts that failed; they are bounded by time
+    _told: int | None = None  # the version of the last of them
 
     def engine(self, index: int, error: WorkerLostError) -> None:
         """Count a new engine in the place of a lost one, or stop the run."""
@@ -32,9 +36,12 @@ class Restarts:
         self.policies += 1
 
     def publication(self, version: int, error: AdapterFileError) -> None:
-        """Count a failed attempt to publish a version; the first of them is noted."""
-        if not self.publications:
-            self.note(f"{error}; adapter version {version} is tried again for sync.retry_s")
+        """Count a failed attempt to publish a version; the first one of each version is noted."""
+        if version != self._told:
+            message = f"{error}; adapter version {version} is tried again for sync.retry_s"
+            self.note(message)
+            logger.warning(message)
+            self._told = version
         self.publications += 1
 
     def metrics(self) -> dict[str, float]:

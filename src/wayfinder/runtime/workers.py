@@ -220,6 +220,11 @@ class Workers:
 
     def _check_served(self, index: int, served: tuple[int, str]) -> None:
         publication, (version, digest) = self.publication, served
+        if version < publication.version:  # a shared directory may show changes late
+            raise AdapterFileError(
+                f"engine {index} still finds adapter version {version} in {self._adapters}, where "
+                f"version {publication.version} was published"
+            )
         if (version, digest) != (publication.version, publication.digest):
             # An older one is what a node still sees of a shared directory that was just written.
             kind = AdapterFileError if version < publication.version else SyncError

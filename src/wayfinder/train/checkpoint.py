@@ -26,6 +26,12 @@ from wayfinder.errors import CheckpointError
 FORMAT = 2
 COMMITTED = "COMMITTED"
 STATE = "state.json"
+POLICY_FILES = (
+    "adapter_model.safetensors",
+    "adapter_config.json",
+    "optimizer.safetensors",
+    "optimizer.json",
+)
 _REPLACED = ".replaced-step_"
 
 
@@ -80,6 +86,9 @@ def commit(
     root = temporary.parent
     target = root / f"step_{step}"
     with _writing(temporary):
+        # Rank 0 wrote them, on another machine perhaps, whose changes may show late here.
+        for name in POLICY_FILES:
+            (temporary / name).stat()
         (temporary / STATE).write_text(json.dumps(state, indent=1, sort_keys=True))
         files = {p.name: _digest(p) for p in sorted(temporary.iterdir())}
         mark = {"format": FORMAT, "step": step, "score": score, "sha256": files}
