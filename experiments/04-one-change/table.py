@@ -74,9 +74,9 @@ def difference(
 ) -> tuple[float, float, float]:
     """Of arm - base in the share of a maze's solved episodes, over the seeds that both have."""
     seeds = sorted(members.keys() & base.keys())
-    ours, theirs = (solved([runs[seed] for seed in seeds], step) for runs in (base, members))
-    assert ours.keys() == theirs.keys()
-    return paired_difference(list(ours.values()), [theirs[maze] for maze in ours])
+    before, after = (solved([runs[seed] for seed in seeds], step) for runs in (base, members))
+    assert before.keys() == after.keys()
+    return paired_difference(list(before.values()), [after[maze] for maze in before])
 
 
 def solved(runs: list[RunRecord], step: int) -> dict[int, float]:

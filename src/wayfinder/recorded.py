@@ -6,11 +6,9 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from wayfinder.config.identity import config_hash, run_name, to_dict
 from wayfinder.config.schema import Config
-from wayfinder.errors import RunDirError
 from wayfinder.record.memory import PeakMemory
 from wayfinder.record.metrics import MetricsLog
 from wayfinder.record.run_dir import RunDir
@@ -58,27 +56,23 @@ def recorded(
                 directory.failure(problem)
                 raise
             finally:
-                summary = build_summary(
-                    directory,
-                    status,
-                    wall_s=log.elapsed_s,
-                    peak_memory_bytes=memory.peak_bytes,
-                    error=error,
-                )
-                trackers.finish(summary, 0 if status is Status.FINISHED else 1)
-                _write_summary(directory, summary, status)
+                try:
+                    summary = build_summary(
+                        directory,
+                        status,
+                        wall_s=log.elapsed_s,
+                        peak_memory_bytes=memory.peak_bytes,
+                        error=error,
+                    )
+                    trackers.finish(summary, 0 if status is Status.FINISHED else 1)
+                    directory.write_summary(summary)
+                except OSError as problem:
+                    if status is Status.FINISHED:
+                        raise
+                    # A run that ends badly says why it did, even where that cannot be written.
+                    logger.warning("%s", problem)
     print(f"{status} {directory.path} solve rate {summary['solve_rate_last']}")
     return _rate(summary["solve_rate_last"])
-
-
-def _write_summary(directory: RunDir, summary: dict[str, Any], status: Status) -> None:
-    """A run that ends badly says why it did, even where that cannot be written."""
-    try:
-        directory.write_summary(summary)
-    except RunDirError as problem:
-        if status is Status.FINISHED:
-            raise
-        logger.warning("%s", problem)
 
 
 def _rate(value: float | None) -> float:

@@ -37,6 +37,8 @@ SAME = (
     "episodes/eval_step_000002.jsonl",
     f"episodes/eval_step_{STEPS:06}.jsonl",
 )
+# Agents of a Ray whose driver was killed give up when its head is silent for a minute.
+GONE_S = 100.0
 # A command that neither ends nor can be disturbed for this long is stuck.
 LONGEST_S = 600.0
 
@@ -54,7 +56,7 @@ class Trial:
     number: int
     kills: list[Kill] = field(default_factory=list)
     exit_codes: list[int] = field(default_factory=list)
-    left_behind: int = 0
+    left_behind: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -66,8 +68,10 @@ class Trial:
 def disturb(trial: Trial, root: Path, draw: random.Random, kills: int, usual_s: float) -> None:
     """Run the command of a trial to its end, with `kills` kills on the way."""
     name = f"trial-{trial.number}"
-    while True:
+    started: list[Running] = []
+    while not _is_over(trial, started, kills):
         running = Running(root, name, *JOB)
+        started.append(running)
         began = time.monotonic()
         while len(trial.kills) < kills and running.process.poll() is None:
             victim = draw.choices(VICTIMS, WEIGHTS)[0]
@@ -83,12 +87,17 @@ def disturb(trial: Trial, root: Path, draw: random.Random, kills: int, usual_s: 
             running.process.kill()
             trial.differences.append(f"stuck after: {running.output[-500:]}")
         trial.exit_codes.append(running.process.wait())
-        trial.left_behind += running.kill_left(30)
-        if stuck or trial.exit_codes[-1] == 0:
-            return
-        if len(trial.exit_codes) > kills + 3:
-            trial.differences.append(f"does not end: {running.output[-2000:]}")
-            return
+        if stuck:
+            break
+    for running in started:
+        trial.left_behind += running.kill_left(GONE_S)
+
+
+def _is_over(trial: Trial, started: list[Running], kills: int) -> bool:
+    if len(started) > kills + 3:
+        trial.differences.append(f"does not end: {started[-1].output[-2000:]}")
+        return True
+    return bool(started) and trial.exit_codes[-1] == 0
 
 
 def _kill(running: Running, victim: str, at: float, began: float, trial: Trial) -> bool:
@@ -156,9 +165,10 @@ def main() -> int:
             trial.seconds = round(time.monotonic() - began, 1)
             if trial.exit_codes[-1] == 0:
                 trial.differences += differences(root / f"trial-{trial.number}", root / "calm")
+            verdict = "same" if trial.passed else f"NOT THE SAME: {trial.differences}"
+            left = f"processes left: {trial.left_behind or 0}"
             print(
-                f"  {'same' if trial.passed else f'NOT THE SAME: {trial.differences}'}, exit codes "
-                f"{trial.exit_codes}, {trial.left_behind} processes left, {trial.seconds:.0f} s",
+                f"  {verdict}, exit codes {trial.exit_codes}, {left}, {trial.seconds:.0f} s",
                 flush=True,
             )
             if arguments.record is not None:

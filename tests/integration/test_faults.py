@@ -47,6 +47,21 @@ def test_a_lost_ray_ends_the_run_with_a_clear_message(root, calm, victim):
     assert_same_result(running.directory, calm)
 
 
+def test_a_killed_driver_costs_the_step_under_way(root, calm):
+    """The command may be repeated at once, while the workers of the first one still go."""
+    running = Running(root, "driver", "checkpoint.interval=1")
+    running.until_line("step 1/2")
+    running.until_playing()
+    running.process.kill()
+    running.process.wait()
+    assert not (running.directory / "summary.json").exists()
+    run(root, "driver", "checkpoint.interval=1")
+    assert "resumed at step 1" in running.events
+    assert_same_result(running.directory, calm)
+    # Ray's agents give up when its head was silent for a minute.
+    assert not running.kill_left(100)
+
+
 def test_every_process_of_the_job_gets_the_signal(root):
     """As some schedulers send it: Ray ends with the run, which tells the truth all the same."""
     running = Running(root, "everyone")

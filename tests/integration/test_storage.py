@@ -61,7 +61,7 @@ def test_a_shared_directory_that_stays_away_ends_the_run(root, calm):
     running.until_playing()
     shared.rename(root / "elsewhere-2")
     assert running.end(120) == 1
-    assert f"{shared}/gone: adapters cannot be published there" in running.output
+    assert f"{shared}/gone: adapters cannot be written there" in running.output
     (root / "elsewhere-2").rename(shared)
     run(root, "gone", *extra)
     assert "resumed at step 1" in running.events

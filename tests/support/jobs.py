@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +175,15 @@ class Running(Command):
         except psutil.NoSuchProcess:
             return []
 
-    def kill_left(self, seconds: float) -> int:
-        """Wait for the processes that were seen; kill those that stay, and count them."""
+    def kill_left(self, seconds: float) -> list[str]:
+        """Wait for the processes that were seen; kill those that stay. Their command lines."""
         _, alive = psutil.wait_procs(list(self._seen.values()), timeout=seconds)
+        lines = []
         for process in alive:
-            process.kill()
-        return len(alive)
+            with suppress(psutil.NoSuchProcess):
+                lines.append(" ".join(process.cmdline())[:200])
+                process.kill()
+        return lines
 
     def end(self, seconds: float = 400) -> int:
         """Wait for the end of the command; its exit code. None of its processes may be left."""

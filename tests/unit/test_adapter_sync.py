@@ -122,7 +122,7 @@ def test_a_version_is_never_rewritten(tmp_path):
 
 def test_a_file_system_that_refuses_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(AdapterFileError, match=rf"{tmp_path}/file: adapters cannot be published"):
+    with pytest.raises(AdapterFileError, match=rf"{tmp_path}/file: adapters cannot be written"):
         put(tmp_path / "file", 0)
 
 

@@ -222,7 +222,7 @@ def _changing(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise AdapterFileError(
-            f"{root}: adapters cannot be published there: {error}. Free space there or make it "
+            f"{root}: adapters cannot be written there: {error}. Free space there or make it "
             "writable (sync.dir chooses the place), then repeat the command."
         ) from error
 

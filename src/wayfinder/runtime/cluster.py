@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -294,6 +293,9 @@ def _brief(error: RayError) -> str:
 
 def _room(bundle: dict[str, float]) -> str:
     """How many of `bundle` fit into what is free now, and what that is, by node."""
+    # Ray has no public function that tells it by node.
+    from ray._private.state import available_resources_per_node
+
     free = available_resources_per_node()
     total, told = 0, []
     for node in ray.nodes():

@@ -16,7 +16,7 @@ from wayfinder.rollout.episode import EpisodeRun, EpisodeSpec, Place
 from wayfinder.rollout.generator import EngineSpec
 from wayfinder.rollout.groups import run_free, run_lockstep
 from wayfinder.rollout.vllm_engine import VllmEngine
-from wayfinder.runtime.adapter_sync import read_latest
+from wayfinder.runtime.adapter_sync import read_latest, verify
 from wayfinder.types import Episode
 
 
@@ -51,7 +51,11 @@ class EngineWorker:
         """Verify and load what LATEST.json names; the version and digest that are served now."""
         publication = read_latest(Path(root))
         if publication.version != self._version:
-            await self._engine.load_adapter(publication.version, Path(publication.path))
+            try:
+                await self._engine.load_adapter(publication.version, Path(publication.path))
+            except Exception:
+                verify(Path(publication.path))  # the reason, if its files went bad meanwhile
+                raise
             self._version = publication.version
         return publication.version, publication.digest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -226,9 +227,7 @@ class Workers:
                 f"version {publication.version} was published"
             )
         if (version, digest) != (publication.version, publication.digest):
-            # An older one is what a node still sees of a shared directory that was just written.
-            kind = AdapterFileError if version < publication.version else SyncError
-            raise kind(
+            raise SyncError(
                 f"engine {index} serves adapter version {version} ({digest[:12]}) after version "
                 f"{publication.version} ({publication.digest[:12]}) was published"
             )
@@ -320,11 +319,25 @@ class Workers:
                 ask(engine.start.remote(specs[index], env))
                 self._cluster.remember_workers()
                 if self.publication is not None:
-                    self._check_served(index, ask(engine.load_latest.remote(str(self._adapters))))
+                    self._load_into(index, engine, ask)
                     self._check_probe(index, ask(engine.probe.remote(*self._question())))
                 return
             except WorkerLostError as again:
                 error = again
+
+    def _load_into(self, index: int, engine: Any, ask: Callable[[Any], Any]) -> None:
+        """Have a new engine load what is published, for at most `retry_s`."""
+        deadline = Deadline(self._retry_s)
+        while True:
+            try:
+                return self._check_served(
+                    index, ask(engine.load_latest.remote(str(self._adapters)))
+                )
+            except AdapterFileError as error:
+                if not deadline.left_s:
+                    raise
+                self._restarts.publication(self.publication.version, error)
+                time.sleep(_PAUSE_S)
 
     def _check_ranks(self) -> None:
         """Raises WorkerLostError unless every rank answers. They are idle while engines work."""
