@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,3 +72,26 @@ def test_what_trying_again_cannot_mend_stops_at_once(tmp_path, trouble):
     with pytest.raises(SyncError) as raised:
         workers.publish(3, 7)
     assert not isinstance(raised.value, AdapterFileError)
+
+
+@pytest.mark.parametrize("trouble", [CUT, OLD], ids=["damaged", "stale"])
+def test_an_engine_made_anew_waits_for_what_is_published(tmp_path, trouble):
+    workers = Scripted(tmp_path, 30, [])
+    workers.publication = NEW
+    answers = [trouble, NOW]
+
+    def ask(reference: str) -> tuple[int, str]:
+        assert reference == f"load from {tmp_path}"
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    engine = SimpleNamespace(load_latest=SimpleNamespace(remote="load from {}".format))
+    workers._load_into(1, engine, ask)
+    assert not answers
+    assert workers.restarts.publications == 1
+    workers = Scripted(tmp_path, 0, [])
+    workers.publication, answers = NEW, [trouble, NOW]
+    with pytest.raises(AdapterFileError):
+        workers._load_into(1, engine, ask)
