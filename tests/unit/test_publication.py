@@ -27,6 +27,7 @@ class Scripted(Workers):
     """Two engines whose answers to `load_latest` are given, one list a call."""
 
     def __init__(self, root: Path, retry_s: float, loads: list) -> None:
+        self.answers = [[-1.0], [-1.0]]
         self.notes: list[str] = []
         self.restarts = Restarts(0, self.notes.append)
         self.loads = list(loads)
@@ -37,7 +38,7 @@ class Scripted(Workers):
 
     def _on_engines(self, method: str, *_) -> list:
         if method == "probe":
-            return [[-1.0], [-1.0]]
+            return self.answers
         answer = self.loads.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -95,3 +96,11 @@ def test_an_engine_made_anew_waits_for_what_is_published(tmp_path, trouble):
     workers.publication, answers = NEW, [trouble, NOW]
     with pytest.raises(AdapterFileError):
         workers._load_into(1, engine, ask)
+
+
+@pytest.mark.parametrize("wrong", [-1.002, -0.5, float("nan")])
+def test_an_engine_that_answers_the_probe_otherwise_stops_the_run(tmp_path, wrong):
+    workers = Scripted(tmp_path, 30, [[NOW, NOW]])
+    workers.answers = [[-1.0], [wrong]]
+    with pytest.raises(SyncError, match="engine 1 does not serve adapter version 3"):
+        workers.publish(3, 7)
