@@ -84,6 +84,22 @@ def test_a_killed_engine_is_made_anew_and_plays_again(root, calm, victim):
     assert sum("step 1/2" in line and line.startswith("step") for line in running.lines) == 1
 
 
+def test_a_core_that_is_killed_while_it_starts_is_made_anew(root, calm):
+    running = Running(root, "early-core")
+    running.until(lambda: "core" in running.processes())
+    running.processes()["core"].kill()
+    assert running.end() == 0
+    assert "an engine's core process died while it started" in running.events
+    assert_same_result(running.directory, calm)
+
+
+def test_an_engine_that_cannot_start_says_why_and_is_not_tried_again(root):
+    said = run(root, "no-room", "rollout.kv_cache_gib=1000000", expect=1)
+    assert "an engine cannot start: ValueError: Available memory" in said
+    assert "Traceback" not in said
+    assert "made anew" not in (root / "no-room" / "events.log").read_text()
+
+
 def test_a_silent_engine_is_made_anew(root, calm):
     """SIGSTOP: the core process is there and gives no answer."""
     running = Running(root, "silent", "rollout.request_timeout_s=10")

@@ -21,6 +21,7 @@ import numpy as np
 
 from wayfinder.chat.vision import BANNED_BIAS, collapse_pads
 from wayfinder.errors import ClusterError, InvariantError, SyncError, WorkerLostError
+from wayfinder.rollout.core_log import Printed, core_failure
 from wayfinder.rollout.generator import EngineSpec, Reply, ReplyRequest
 
 # vLLM accepts these ranks only; an adapter of rank r is served in the next slot size.
@@ -28,6 +29,8 @@ _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # Tokens of a cache block. vLLM's own choice for CPUs, 128, is longer than a whole prompt of one
 # small frame, of which it would keep nothing.
 _CPU_BLOCK = 32
+# What vLLM raises when its core process does not come up, whatever the reason.
+_CORE_FAILED = "Engine core initialization failed"
 # Between two looks at whether the engine's core process is alive.
 _LOOK_S = 1.0
 
@@ -57,26 +60,31 @@ class VllmEngine:
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._lora = None
         self._counter = 0
-        self._engine = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=spec.model,
-                dtype=spec.dtype,
-                seed=spec.seed,
-                max_model_len=spec.max_model_len,
-                max_num_seqs=spec.max_num_seqs,
-                max_num_batched_tokens=spec.max_num_batched_tokens,
-                enforce_eager=spec.enforce_eager,
-                enable_prefix_caching=spec.enable_prefix_caching,
-                logprobs_mode="processed_logprobs",
-                limit_mm_per_prompt={"image": spec.max_images, "video": 0},
-                enable_lora=True,
-                max_loras=1,
-                max_lora_rank=next_lora_rank(spec.lora_rank),
-                disable_log_stats=True,
-                enable_log_requests=False,
-                **_device_arguments(spec),
-            )
+        arguments = AsyncEngineArgs(
+            model=spec.model,
+            dtype=spec.dtype,
+            seed=spec.seed,
+            max_model_len=spec.max_model_len,
+            max_num_seqs=spec.max_num_seqs,
+            max_num_batched_tokens=spec.max_num_batched_tokens,
+            enforce_eager=spec.enforce_eager,
+            enable_prefix_caching=spec.enable_prefix_caching,
+            logprobs_mode="processed_logprobs",
+            limit_mm_per_prompt={"image": spec.max_images, "video": 0},
+            enable_lora=True,
+            max_loras=1,
+            max_lora_rank=next_lora_rank(spec.lora_rank),
+            disable_log_stats=True,
+            enable_log_requests=False,
+            **_device_arguments(spec),
         )
+        printed = Printed()
+        try:
+            self._engine = AsyncLLM.from_engine_args(arguments)
+        except RuntimeError as error:
+            if _CORE_FAILED not in str(error):
+                raise
+            raise core_failure(printed.text(), printed.path) from error
 
     async def reply(self, request: ReplyRequest, frames: Mapping[str, np.ndarray]) -> Reply:
         collector = await self._add(request, frames)
