@@ -1,6 +1,6 @@
 """Table and figure of the study, from the directories of its runs.
 
-    python experiments/04-one-change/table.py outputs/maze_easy_short
+    python experiments/04-group-size/table.py outputs/maze_easy_short
 
 An arm is what its command changed; the arm that changed nothing is the base. Differences are to
 the base on the same mazes and seeds, with a 95% interval over mazes. Writes `arms.csv`, `arms.md`
