@@ -34,7 +34,7 @@ test: setup  ## run all CPU tests
 test-long: setup  ## run the tests of whole runs that lose processes on the way
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS)
 
-chaos: setup  ## kill processes of small runs at random and compare the results (an hour)
+chaos: setup  ## kill processes of small runs at random and compare the results (half an hour)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python tests/chaos/chaos.py $(ARGS)
 
 lint: setup  ## check style

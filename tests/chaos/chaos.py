@@ -1,7 +1,7 @@
 """Kill random processes of the small job at random moments, repeat its command until it is done,
 and compare what comes out with an undisturbed run.
 
-    make chaos                              # 50 kills, about an hour on two cores
+    make chaos                              # 50 kills, half an hour on two cores
     make chaos ARGS="--kills 5 --seed 7"
 
 Each trial is one run. It is disturbed by up to `--kills-per-trial` kills (SIGKILL), whose victims
