@@ -245,6 +245,8 @@ class Cluster:
         # In short looks, because Ray's wait hears of no signal before its end.
         while not self._group.wait(_LOOK_S):
             self._check_session()
+            if self._session.is_silent:
+                continue
             if not deadline.left_s:
                 raise ClusterError(
                     f"{needs} {_room(bundle)}. No more came free within cluster.start_timeout_s="

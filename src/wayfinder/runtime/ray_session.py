@@ -93,6 +93,12 @@ class RaySession:
             return None
         return f"Ray was lost: its head at {self._head()} takes no connection"
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the head took no connection at the last look: a question would wait for it, until
+        Ray's client ends this process."""
+        return self._silent_since is not None
+
     def remember_workers(self) -> None:
         """Note the processes that Ray runs for this job on this machine, for `close`."""
         known = {*self._workers}
