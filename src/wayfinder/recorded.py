@@ -61,7 +61,8 @@ def recorded(
                         directory,
                         status,
                         wall_s=log.elapsed_s,
-                        peak_memory_bytes=memory.peak_bytes,
+                        # Workers of a Ray that was joined are not below this process.
+                        peak_memory_bytes=None if config.cluster.address else memory.peak_bytes,
                         error=error,
                     )
                     trackers.finish(summary, 0 if status is Status.FINISHED else 1)

@@ -22,11 +22,14 @@ from wayfinder.train.step import OptimizerSpec
 
 def cluster_spec(config: Config) -> ClusterSpec:
     cluster = config.cluster
-    cores = len(os.sched_getaffinity(0))
+    if cluster.address is None:
+        share = len(os.sched_getaffinity(0)) // cluster.slots
+    else:  # the slots lie on other machines, or other jobs use this one too
+        share = int(cluster.cpus_per_slot)
     return ClusterSpec(
         device=str(cluster.device),
         slots=cluster.slots,
-        threads_per_slot=cluster.threads_per_slot or max(1, cores // cluster.slots),
+        threads_per_slot=cluster.threads_per_slot or max(1, share),
         cpus_per_slot=cluster.cpus_per_slot,
         address=cluster.address,
         start_timeout_s=cluster.start_timeout_s,

@@ -15,10 +15,10 @@ from wayfinder.recorded import recorded
 OVERRIDES = ["+experiment=maze_easy", "tracking=none"]
 
 
-def record(root: Path, work) -> float:
+def record(root: Path, work, *more: str) -> float:
     model = model_directory(root / "model")
     places = [f"paths.root={root / 'runs'}", f"model.path={model}", "run.name=job"]
-    config = compose([*OVERRIDES, *places])
+    config = compose([*OVERRIDES, *places, *more])
     return recorded(config, OVERRIDES, 0.0, lambda directory, log, trackers: work(directory, log))
 
 
@@ -70,3 +70,10 @@ def test_the_first_reason_is_told_where_nothing_can_be_written(tmp_path, caplog,
 def test_without_its_summary_a_task_has_not_finished(tmp_path):
     with pytest.raises(RunDirError, match=r"summary\.json: a writable path"):
         record(tmp_path, away)
+
+
+def test_memory_that_the_driver_cannot_see_is_not_given_as_a_figure(tmp_path):
+    record(tmp_path / "own", evaluated)
+    record(tmp_path / "joined", evaluated, "cluster.address=auto")
+    assert summary(tmp_path / "own")["peak_memory_bytes"] > 2**20
+    assert summary(tmp_path / "joined")["peak_memory_bytes"] is None

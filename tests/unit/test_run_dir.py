@@ -332,12 +332,7 @@ def test_summary_takes_rates_from_the_metrics_file(tmp_path):
                 file.write(json.dumps(line) + "\n")
             file.write('{"step": 21, "elapsed_s": 1.0, "train/solve_rate": 1.0}\n')
         summary = build_summary(
-            run,
-            Status.FAILED,
-            wall_s=12.5,
-            peak_memory_bytes=100,
-            error="ValueError: x",
-            extra={"unseen_solve_rate": float("nan")},
+            run, Status.FAILED, wall_s=12.5, peak_memory_bytes=100, error="ValueError: x"
         )
         run.write_summary(summary)
         stored = read_summary(run.path)
@@ -345,9 +340,7 @@ def test_summary_takes_rates_from_the_metrics_file(tmp_path):
     picked = ("first", "best", "best_step", "last")
     assert [stored[f"solve_rate_{key}"] for key in picked] == [0.4375, 0.97, 10, 0.95]
     assert (stored["status"], stored["steps"], stored["error"]) == ("failed", 21, "ValueError: x")
-    assert (stored["config_hash"], stored["unseen_solve_rate"]) == ("a", None)
-    with pytest.raises(ValueError, match="status"):
-        build_summary(run, Status.FAILED, wall_s=0, peak_memory_bytes=0, extra={"status": 1})
+    assert stored["config_hash"] == "a"
 
 
 def test_summary_of_a_run_without_metrics(tmp_path):

@@ -239,7 +239,8 @@ class ClusterConfig:
     slots: int
     """Devices; each hosts one policy rank and one rollout engine."""
     threads_per_slot: int
-    """OpenMP threads of a CPU slot; 0 divides the cores by the slots."""
+    """OpenMP threads of a slot; 0: this machine's cores divided by the slots, or, on a Ray that is
+    joined, `cpus_per_slot`."""
     cpus_per_slot: float
     """CPUs that one slot reserves in Ray."""
     address: str | None

@@ -2,7 +2,8 @@
 
 A Ray that the driver starts is below it: gcs_server and raylet are its children, the workers and
 agents are children of the raylet, engine cores are children of workers. A Ray that was running
-before (`cluster.address`) is not, and neither are other hosts: there this is the driver's share.
+before (`cluster.address`) is not, and neither are other hosts: there the figure would be the
+driver's share alone, and is left out of the summary.
 
 Memory is the proportional set size: pages that several processes share (libraries, the object
 store) count once. Asking the kernel for it walks page tables, about 7 ms a process that holds 250

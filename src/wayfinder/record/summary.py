@@ -6,7 +6,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from wayfinder.record.atomic import nonfinite_to_null
 from wayfinder.record.layout import METRICS_FILE
 from wayfinder.record.metrics import read_metrics
 from wayfinder.record.provenance import commit, versions
@@ -28,21 +27,19 @@ def build_summary(
     status: Status,
     *,
     wall_s: float,
-    peak_memory_bytes: int,
+    peak_memory_bytes: int | None,
     error: str | None = None,
-    extra: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The summary of a run, with its rates and steps as `metrics.jsonl` has them.
 
     `wall_s`: seconds of all attempts (`MetricsLog.elapsed_s`). `peak_memory_bytes`: see
-    `PeakMemory`. `error`: text of the exception. `extra`: further figures of the task at hand; they
-    may not replace the common ones.
+    `PeakMemory`; None where it was not measured. `error`: text of the exception.
     """
     rates = solve_rates(run.path)
     values = [rate for _, rate in rates]
     revision, dirty = commit()
     best_step, best = max(rates, key=lambda pair: pair[1], default=(None, None))
-    summary = {
+    return {
         "status": str(status),
         "solve_rate_first": values[0] if values else None,
         "solve_rate_best": best,
@@ -50,7 +47,7 @@ def build_summary(
         "solve_rate_last": values[-1] if values else None,
         "steps": max((line["step"] for line in read_metrics(run.path / METRICS_FILE)), default=0),
         "wall_s": round(wall_s, 3),
-        "peak_memory_bytes": int(peak_memory_bytes),
+        "peak_memory_bytes": peak_memory_bytes,
         "name": run.name,
         "config_hash": run.config_hash,
         "commit": revision,
@@ -58,9 +55,6 @@ def build_summary(
         "versions": versions(),
         "error": error,
     }
-    if clash := summary.keys() & (extra or {}).keys():
-        raise ValueError(f"extra figures may not be named {sorted(clash)}")
-    return nonfinite_to_null(summary | (extra or {}))[0]
 
 
 def solve_rates(run_path: Path) -> list[tuple[int, float]]:
