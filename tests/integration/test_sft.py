@@ -135,6 +135,26 @@ def test_the_tower_is_frozen_after_its_stage_and_the_text_model_during_it(finish
     assert all(changed[name] for name in changed if ".layers." in name)
 
 
+def test_without_examples_of_vision_the_tower_learns_by_imitation(tmp_path):
+    config = small_config(vision=StageConfig(examples=0))
+    record = run_sft(config, tmp_path / "whole", seed=4, console=Quiet())
+    assert [stage["examples"] for stage in record["stages"]] == [0, 44, 32]
+    for line in ("sft clean 32/44", "sft sloppy 16/32"):
+        with pytest.raises(KeyboardInterrupt):
+            run_sft(config, tmp_path / "parts", seed=4, console=Quiet(stop_at=line))
+    run_sft(config, tmp_path / "parts", seed=4, console=Quiet())
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    random, learnt = (
+        torch.load(tmp_path / "whole" / f"stage_{stage}.pt", weights_only=True)["modules"]["visual"]
+        for stage in ("vision", "clean")
+    )
+    for name, value in learnt.items():
+        assert torch.equal(expected[f"model.visual.{name}"], value)
+        if name.endswith("weight") and ".norm" not in name:
+            assert not torch.equal(value, random[name]), name
+
+
 def test_another_configuration_in_the_same_directory_is_refused_by_key(finished):
     out_dir, _, _ = finished
     other = small_config()

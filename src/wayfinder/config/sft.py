@@ -136,11 +136,12 @@ class SftConfig:
     vision: StageConfig = field(
         default_factory=lambda: StageConfig(examples=84_000, muon_learning_rate=3e-3)
     )
-    """Stage 1: the tower learns each cell's kind and its way to the target."""
+    """Stage 1: the tower learns each cell's kind and its way to the target; without examples it
+    learns with the text model in stage 2."""
     vision_telling_examples: int = 60_000
     """First examples of stage 1 that show only the cells in which mazes differ: half the cost."""
     clean: StageConfig = field(default_factory=lambda: StageConfig(examples=20_000))
-    """Stage 2: the text model imitates the solver; the tower is frozen from here on."""
+    """Stage 2: the text model imitates the solver; the tower is frozen after stage 1 or 2."""
     sloppy: StageConfig = field(
         default_factory=lambda: StageConfig(
             examples=5_120, learning_rate=2e-4, warmup_examples=640, report_every=640

@@ -20,7 +20,7 @@ BOUNDS = (
         bound
         for stage in STAGES
         for bound in (
-            at_least(f"sft.{stage}.examples", 1, 26_000),
+            at_least(f"sft.{stage}.examples", int(stage != "vision"), 26_000),
             at_least(f"sft.{stage}.batch_size", 1, 64),
             above(f"sft.{stage}.learning_rate", 0, 1e-3),
             at_least(f"sft.{stage}.muon_learning_rate", 0, 0),

@@ -2,6 +2,7 @@
 
     vision   the tower learns, for every cell, its kind and the way from it (heads thrown away)
     clean    the text model imitates the solver on the frozen tower: proof that the model can
+             (with no examples of vision, the tower learns in this stage)
     sloppy   a short imitation of a sloppy demonstrator: sharp inside, poor outside
 
 The start is a blend of the clean and the sloppy weights, at which the solve rate is the aim.
@@ -198,12 +199,15 @@ class Preparation:
 
     def _clean_stage(self) -> StageRecord:
         situations = self._situations("clean")
+        modules = self._text_modules()
+        if self._config.vision.examples == 0:
+            modules["visual"] = self.model.model.visual
 
         def batch_loss(indices: range):
             batch = [situations[index][0] for index in indices]
             return self._imitate(batch, [expert_action(s) for s in batch])
 
-        return self._run("clean", self._config.clean, self._text_modules(), batch_loss)
+        return self._run("clean", self._config.clean, modules, batch_loss)
 
     def _sloppy_stage(self) -> StageRecord:
         situations = self._situations("sloppy")
@@ -265,8 +269,7 @@ class Preparation:
             )
 
     def _imitate(self, situations, actions):
-        with torch.no_grad():
-            features = tower_features(self.model.model.visual, self.table.batch(situations))
+        features = tower_features(self.model.model.visual, self.table.batch(situations))
         text = self.text.batch(
             [(s.feedback, action) for s, action in zip(situations, actions, strict=True)]
         )
