@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
-# The code cells in order in one namespace, as a kernel would run them; then one expression.
-EXECUTE = """
-import json, pathlib, sys
-path, question = sys.argv[1:]
-names = {}
-for number, cell in enumerate(json.loads(pathlib.Path(path).read_text())["cells"]):
-    if cell["cell_type"] == "code":
-        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
-print("answer", json.dumps(eval(question, names)))
-"""
+
+@pytest.fixture(autouse=True)
+def _own_settings(tmp_path, monkeypatch):
+    """A kernel that finds no settings of the user and leaves none."""
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
 
 
-def _answer(name: str, question: str) -> object:
-    done = subprocess.run(
-        [sys.executable, "-c", EXECUTE, name, question],
-        cwd=NOTEBOOKS,
-        env=os.environ | {"MPLBACKEND": "agg"},
-        capture_output=True,
-        text=True,
-        timeout=300,
+def _answer(name: str, question: str, figures: int) -> object:
+    """Run a notebook in a kernel of its own. Then: the value of an expression after its cells."""
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    nbformat.validate(notebook)
+    ask = f"import json; print(json.dumps({question}))"
+    notebook.cells.append(nbformat.v4.new_code_cell(ask))
+    client = NotebookClient(
+        notebook, kernel_name="python3", timeout=300, resources={"metadata": {"path": NOTEBOOKS}}
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1].removeprefix("answer "))
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    said = [output.text for output in outputs if output.get("name") == "stderr"]
+    assert said == []
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == figures
+    return json.loads(outputs[-1].text)
 
 
 def _metrics(run: str) -> list[dict[str, float]]:
@@ -48,6 +47,7 @@ def test_the_notebook_of_one_run_shows_what_the_run_recorded():
         "{'rates': rates['rate'].to_list(), 'modes': modes.sum(axis=1).to_list(),"
         " 'solved': [int(part['solved'].sum()) for part in (first, last)],"
         " 'mismatch': mismatch.max().max(), 'seconds': budget['seconds'].sum()}",
+        figures=5,
     )
     lines = _metrics("maze_easy/seed-0")
     evaluated = [line for line in lines if "eval/solve_rate" in line]
@@ -67,6 +67,7 @@ def test_the_notebook_of_a_sweep_shows_every_run():
         "{'names': list(table['name']), 'last': list(table['solve_rate_last']),"
         " 'runs': int(pd.concat(means)['runs'].sum()), 'left_out': len(left_out),"
         " 'difference': comparison.difference[0], 'gained': len(comparison.gained)}",
+        figures=3,
     )
     names = [f"maze_easy/seed-{seed}" for seed in range(3)]
     assert answer["names"] == names

@@ -13,8 +13,10 @@ import psutil
 import pytest
 
 from support.jobs import ROOT, Running, command, figures, run
+from support.wandb_log import all_of, history, only, read_records
 from wayfinder.record.episodes import latest_episodes, read_episodes
 from wayfinder.record.metrics import read_metrics
+from wayfinder.record.wandb_tracker import STEP_AXIS
 from wayfinder.runtime.adapter_sync import read_latest
 
 pytestmark = pytest.mark.slow
@@ -27,7 +29,7 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(root) -> str:
-    return run(root, "first")
+    return run(root, "first", "tracking.wandb.adapter=true")
 
 
 def test_a_run_leaves_what_it_promises(first, root):
@@ -43,7 +45,6 @@ def test_a_run_leaves_what_it_promises(first, root):
     assert "step 2/2 solve " in first
     assert "eval step 0/2 eval/all/pass_at_1 " in first
     assert (directory / "picture.png").stat().st_size > 10_000
-    assert list((directory / "wandb").glob("offline-run-*/*.wandb"))
     episodes = read_episodes(latest_episodes(directory))
     assert [e.task.seed for e in episodes] == list(range(8))
     lines = read_metrics(directory / "metrics.jsonl")
@@ -51,6 +52,31 @@ def test_a_run_leaves_what_it_promises(first, root):
     assert any(line.get("mismatch/abs_logprob_diff_max", 0) > 0 for line in lines)
     assert read_latest(directory / "adapters").version == 2
     assert (directory / "checkpoints" / "step_2" / "COMMITTED").exists()
+
+
+def test_all_of_a_run_is_in_its_wandb_file(first, root):
+    directory = root / "first"
+    (log,) = directory.glob("wandb/offline-run-*/*.wandb")
+    records = read_records(log)
+    began = only(records, "run")
+    assert (began.project, began.run_group, began.job_type) == ("wayfinder", "maze_easy", "train")
+    config = {item.key: item.value_json for item in began.config.update}
+    assert json.loads(config["algorithm"])["group_size"] == 4
+    rows = history(records)
+    sent = {key: value for row in rows if row[STEP_AXIS] == 2 for key, value in row.items()}
+    last = read_metrics(directory / "metrics.jsonl")[-1]
+    assert {key: sent[key] for key in last.keys() & sent.keys()} == {
+        key: pytest.approx(last[key]) for key in last.keys() & sent.keys()
+    }
+    assert {"eval/solve_rate", "train/grad_norm", "mismatch/abs_logprob_diff_max"} <= sent.keys()
+    tables = [row for row in rows if "eval/episodes._type" in row or "eval/episodes" in row]
+    assert [row[STEP_AXIS] for row in tables] == [0, 2]
+    (adapter,) = [found for found in all_of(records, "artifact") if found.type == "model"]
+    published = directory / "adapters" / "2"
+    assert {entry.local_path for entry in adapter.manifest.contents} == {
+        str(path) for path in published.iterdir()
+    }
+    assert only(records, "exit").exit_code == 0
 
 
 def test_the_same_command_gives_the_same_figures(first, root):
