@@ -46,6 +46,7 @@ def main(root: str) -> None:
     lines += ["| " + " | ".join(values) + " |" for values in shown.to_numpy()]
     (HERE / "arms.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
+    outcomes(arms).to_csv(HERE / "outcomes.csv", index=False)
     draw(arms)
 
 
@@ -86,6 +87,17 @@ def solved(runs: list[RunRecord], step: int) -> dict[int, float]:
         for episode in read_episodes(episodes_path(run.path, "eval", step)):
             mazes.setdefault(episode.task.seed, []).append(episode.success)
     return {maze: float(np.mean(outcomes)) for maze, outcomes in mazes.items()}
+
+
+def outcomes(arms: dict[str, dict[int, RunRecord]]) -> pd.DataFrame:
+    rows = []
+    for name, members in arms.items():
+        for seed, run in sorted(members.items()):
+            for step, rate in run.series(EVAL):
+                mazes = sorted(solved([run], step).items())
+                digits = "".join(str(int(outcome)) for _, outcome in mazes)
+                rows.append((name, seed, run.summary["commit"][:7], step, rate, digits))
+    return pd.DataFrame(rows, columns=["arm", "seed", "commit", "step", "solve_rate", "solved"])
 
 
 def draw(arms: dict[str, dict[int, RunRecord]]) -> None:
