@@ -1,8 +1,12 @@
-"""Draws curve.png from training_record.json: python experiments/00-tiny-start/plot.py"""
+"""Draws `curve.png` beside the record of a preparation.
+
+    python experiments/00-tiny-start/plot.py [a training_record.json, if not the one here]
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -10,15 +14,15 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
+SHIPPED = Path(__file__).parent / "training_record.json"
 PANELS = (
     ("vision", "1 vision: the tower", ("cells", "kinds", "mazes"), "share right"),
     ("clean", "2 clean: imitation", ("replies",), "share of replies right"),
 )
 
 
-def main() -> None:
-    record = json.loads((HERE / "training_record.json").read_text())
+def main(path: Path) -> None:
+    record = json.loads(path.read_text())
     stages = {stage["name"]: stage for stage in record["stages"]}
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
     for axis, (name, title, keys, label) in zip(axes, PANELS, strict=False):
@@ -32,14 +36,14 @@ def main() -> None:
     axis.plot([row["share"] for row in probes], [row["solve_rate"] for row in probes], marker="o")
     axis.axhline(record["config"]["target_solve_rate"], color="gray", linestyle="--", label="aim")
     axis.set(
-        title="3 sloppy: solve rate, 64 mazes, T=0.7",
+        title="3 sloppy: solve rate, evaluation mazes",
         xlabel="share of the sloppy weights in the blend",
         ylabel="solve rate",
         ylim=(0, 1.02),
     )
     axis.legend()
-    figure.savefig(HERE / "curve.png", dpi=110)
+    figure.savefig(path.with_name("curve.png"), dpi=110)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else SHIPPED)

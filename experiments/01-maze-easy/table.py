@@ -3,16 +3,16 @@
     python experiments/01-maze-easy/table.py outputs/maze_easy/seed-{0,1,2}    # copy, then draw
     python experiments/01-maze-easy/table.py                                   # draw
 
-Copies `metrics.jsonl` and `summary.json` of each run beside itself, prints the table of the record
-and draws `curve.png`.
+Copies `metrics.jsonl` and `summary.json` of each run beside itself (or into another record:
+`--record <directory>`), prints the table of the record and draws `curve.png`.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -22,22 +22,26 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
 PHASES = ("rollout", "update", "sync")
 
 
-def main(runs: list[str]) -> None:
-    for run in map(Path, runs):
-        target = HERE / run.name
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--record", type=Path, default=Path(__file__).parent)
+    parser.add_argument("runs", type=Path, nargs="*")
+    arguments = parser.parse_args()
+    record = arguments.record
+    for run in arguments.runs:
+        target = record / run.name
         target.mkdir(exist_ok=True)
         for name in ("metrics.jsonl", "summary.json"):
             shutil.copy(run / name, target / name)
-    rows = [figures(path) for path in sorted(HERE.glob("seed-*"))]
+    rows = [figures(path) for path in sorted(record.glob("seed-*"))]
     names = list(rows[0])
     print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
     for row in rows:
         print("| " + " | ".join(str(row[name]) for name in names) + " |")
-    draw(sorted(HERE.glob("seed-*")))
+    draw(sorted(record.glob("seed-*")), record / "curve.png")
 
 
 def read(path: Path) -> tuple[list[dict], dict]:
@@ -79,7 +83,7 @@ def figures(path: Path) -> dict[str, str]:
     }
 
 
-def draw(paths: list[Path]) -> None:
+def draw(paths: list[Path], file: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     for path in paths:
         lines, _ = read(path)
@@ -104,8 +108,8 @@ def draw(paths: list[Path]) -> None:
     left.set(title="solve rate (line: training, dot: 64 mazes)", xlabel="step", ylim=(0, 1.03))
     right.set(title="turns per training episode", xlabel="step", ylim=(0, None))
     left.legend(loc="lower right")
-    figure.savefig(HERE / "curve.png", dpi=110)
+    figure.savefig(file, dpi=110)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
