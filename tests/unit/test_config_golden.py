@@ -111,6 +111,7 @@ def test_a_file_holds_only_its_difference(group, option):
     after = _composed(*ground, f"+{group}={option}")
     values = {key: value for key, value in _values(group, option).items() if key != "defaults"}
     for key, value in _leaves(values):
+        value = OmegaConf.create({"paths": {"root": after.paths.root}, "own": value}).own
         given = OmegaConf.select(after, key)
         assert given == value, f"{key}={value} has no effect"
         assert given != OmegaConf.select(before, key), f"{key}={value} is the value already"
