@@ -1,6 +1,6 @@
 """Draws `curve.png` beside the record of a preparation.
 
-    python experiments/00-tiny-start/plot.py [a training_record.json, if not the one here]
+python experiments/00-tiny-start/plot.py [a training_record.json, if not the one here]
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,16 @@ class JobNotes:
     """Hydra callback (`hydra.callbacks` in `conf/config.yaml`)."""
 
     def __init__(self) -> None:
-        self.root = Path()
+        self.roots: dict[Path, None] = {}  # of the jobs, in their order
         self.num_jobs = 0
         self.failed: list[str] = []
         self.num_running = 0
 
-    def on_multirun_start(self, config: Any, **_: Any) -> None:
-        self.root = Path(config.paths.root).expanduser().absolute()
+    def on_multirun_start(self, **_: Any) -> None:
         _begun.append(self)
 
-    def on_job_start(self, **_: Any) -> None:
+    def on_job_start(self, config: Any, **_: Any) -> None:
+        self.roots[Path(config.paths.root).expanduser().absolute()] = None
         self.num_jobs += 1
         self.num_running += 1
 
@@ -67,7 +68,7 @@ def objective(solve_rate: float, sweeper: Mapping[str, Any]) -> float:
 
 
 def conclude() -> bool:
-    """After a multirun of this process: list its failed jobs, report the runs below its
+    """After a multirun of this process: list its failed jobs, report the runs below their
     `paths.root`, and return whether all went well. Nothing after a single run, or when no job was
     begun or one was interrupted."""
     for notes in _begun:
@@ -77,7 +78,8 @@ def conclude() -> bool:
             title = f"{len(notes.failed)} of {notes.num_jobs} jobs failed:"
             print(title, *notes.failed, sep="\n  ", file=sys.stderr)
             print("repeat the command to try them again; the others are kept", file=sys.stderr)
-        _report(notes.root)
+        for root in notes.roots:
+            _report(root)
     return not any(notes.failed for notes in _begun)
 
 
@@ -90,6 +92,9 @@ def _report(root: Path) -> None:
         report_runs(root)
     except WayfinderError as error:
         print(error, file=sys.stderr)
+    except Exception:  # loud, but no job failed
+        traceback.print_exc()
+        print(f"no table of the runs below {root}; their records are whole", file=sys.stderr)
 
 
 def reason(problem: BaseException) -> str:

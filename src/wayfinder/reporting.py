@@ -8,12 +8,13 @@ from pathlib import Path
 
 from wayfinder.config.places import reported_directory
 from wayfinder.config.schema import Config
-from wayfinder.errors import RunDirError
-from wayfinder.record.atomic import atomic_write_bytes
+from wayfinder.errors import RunDirError, WayfinderError
+from wayfinder.record.atomic import atomic_write_bytes, write_error
 from wayfinder.record.compare import compare, comparison_text, find_evaluation
 from wayfinder.record.page import write_page
 from wayfinder.record.results import REPORT_DIR, write_results
 from wayfinder.record.runs import RunRecord, read_runs
+from wayfinder.record.table import remarks, studies
 
 COMPARISON_FILE = "compare.md"
 
@@ -21,13 +22,20 @@ COMPARISON_FILE = "compare.md"
 def report(config: Config, overrides: list[str], began: float) -> float:
     """Report the runs at or below `root`; NaN, because a report has no solve rate.
 
-    Raises `RunDirError` when there are none, or when what `report.compare` names is not there.
+    Raises `RunDirError` when there are none, when what `report.compare` names is not there, or,
+    after all else, when the page of a run could not be written.
     """
     root = reported_directory(config)
+    problems = []
     for run in report_runs(root):
-        print(f"wrote {write_page(run.path)}")
+        try:
+            print(f"wrote {write_page(run.path)}")
+        except (WayfinderError, OSError) as problem:
+            problems.append(f"no page of {run.name}: {problem}")
     if config.report.compare:
         report_comparison(root, config.report.compare)
+    if problems:
+        raise RunDirError("\n".join(problems))
     return math.nan
 
 
@@ -44,6 +52,9 @@ def report_runs(root: Path) -> list[RunRecord]:
     for run in runs:
         for note in run.notes:
             print(f"note {run.name}: {note}")
+    for study in studies(runs):
+        for remark in remarks(study):
+            print(f"note {study.title}: {remark}")
     for path in write_results(runs, left_out, _directory(root)):
         print(f"wrote {path}")
     return runs
@@ -60,5 +71,8 @@ def report_comparison(root: Path, compared: Sequence[str]) -> None:
 
 def _directory(root: Path) -> Path:
     directory = root / REPORT_DIR
-    directory.mkdir(exist_ok=True)
+    try:
+        directory.mkdir(exist_ok=True)
+    except OSError as error:
+        raise write_error(directory, error) from error
     return directory

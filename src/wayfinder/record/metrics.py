@@ -30,6 +30,7 @@ from wayfinder.record.atomic import (
 
 NONFINITE = "record/nonfinite"
 RESERVED = ("step", "time", "elapsed_s")
+_MOST_STEPS = 2**53  # what every reader of JSON can hold
 
 logger = logging.getLogger(__name__)
 
@@ -162,12 +163,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [steps[step] for step in sorted(steps)]
 
 
-def broken_lines(path: Path) -> int:
-    """How many lines `read_metrics` leaves out, a last one that is still being written apart."""
+def broken_lines(path: Path, ended: bool) -> int:
+    """How many lines `read_metrics` leaves out; of a run that has not `ended`, without a last one
+    that is still being written."""
     if not path.exists():
         return 0
     raws = path.read_bytes().splitlines(keepends=True)
-    return sum(raw.endswith(b"\n") and _parse(raw) is None for raw in raws)
+    return sum((ended or raw.endswith(b"\n")) and _parse(raw) is None for raw in raws)
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:
@@ -176,5 +178,8 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
         line = json.loads(raw)
     except ValueError:
         return None
-    whole = raw.endswith(b"\n") and isinstance(line, dict) and isinstance(line.get("step"), int)
-    return line if whole and isinstance(line.get("elapsed_s"), int | float) else None
+    if not (raw.endswith(b"\n") and isinstance(line, dict)):
+        return None
+    step, elapsed_s = line.get("step"), line.get("elapsed_s")
+    whole = isinstance(step, int) and 0 <= step < _MOST_STEPS and isinstance(elapsed_s, int | float)
+    return line if whole else None

@@ -61,7 +61,11 @@ def collect(run_path: Path, budget_bytes: int = BUDGET_BYTES) -> dict[str, Any]:
     notes: list[str] = []
     record = _read_object(run_path / CONFIG_FILE, "settings and code of the run", notes)
     summary = _read_object(run_path / SUMMARY_FILE, "the run goes on or was killed", notes)
-    lines = read_metrics(run_path / METRICS_FILE)
+    try:
+        lines = read_metrics(run_path / METRICS_FILE)
+    except OSError as error:
+        lines = []
+        notes.append(f"{METRICS_FILE}: {error.strerror or error}.")
     if not lines:
         notes.append(f"{METRICS_FILE}: no line of metrics; there are no curves.")
     replays = _Replays(budget_bytes)

@@ -14,7 +14,15 @@ import pandas as pd
 from wayfinder.record import figures
 from wayfinder.record.atomic import atomic_write_bytes
 from wayfinder.record.runs import LeftOut, RunRecord
-from wayfinder.record.table import Study, markdown, over_seeds, results, show, studies
+from wayfinder.record.table import (
+    Study,
+    markdown,
+    over_seeds,
+    remarks,
+    results,
+    show,
+    studies,
+)
 
 REPORT_DIR = "report"
 """Below the directory whose runs are reported."""
@@ -63,6 +71,7 @@ def _draw(study: Study) -> dict[str, bytes]:
     pictures = {
         f"{study.slug}.curves.png": figures.learning_curves(study),
         f"{study.slug}.heat.png": figures.heat_maps(study),
+        f"{study.slug}.keys.png": figures.against_keys(study),
         f"{study.slug}.cost.png": figures.cost(study),
     }
     return {name: data for name, data in pictures.items() if data is not None}
@@ -79,8 +88,14 @@ def _study_section(study: Study, pictures: list[str]) -> str:
     shown["tokens"] = table["sampled_tokens"]
     rates = ("first", "last", "sd", "least", "greatest")
     forms = dict.fromkeys(rates, ".3f") | {"to 90%": ".1f", "minutes": ".1f", "tokens": ",.0f"}
+    said = "".join(f"- {_line(remark)}\n" for remark in remarks(study))
     images = "".join(f"![{name}]({name})\n\n" for name in pictures)
-    return f"## {study.title}\n\n{markdown(shown, forms)}\n{images}"
+    parts = (f"## {_line(study.title)}\n", markdown(shown, forms), said, images)
+    return "\n".join(filter(None, parts))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _runs_for_people(table: pd.DataFrame) -> pd.DataFrame:

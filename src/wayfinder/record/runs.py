@@ -7,6 +7,7 @@ the reason; what is missing in one that can is noted.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ FINISHED = "finished"
 RUNNING = "running"
 UNFINISHED = "unfinished"
 """No summary, and no process that will write one: the run was killed."""
+DAMAGED = "damaged"
+"""The summary tells of an end that the metrics do not reach: their file was cut since."""
 
 _INSIDE_RUNS = {ADAPTERS_DIR, CHECKPOINTS_DIR, EPISODES_DIR, WANDB_DIR}
 _ATTEMPT = re.compile(r"^\S+ (?:created|resumed) pid=", re.MULTILINE)
@@ -49,7 +52,7 @@ class RunRecord:
     stored: dict[str, Any]  # config.resolved.json
     lines: list[dict[str, Any]]
     summary: dict[str, Any]  # empty: the run has not ended
-    status: str  # of the summary, or RUNNING, or UNFINISHED
+    status: str  # of the summary, or RUNNING, UNFINISHED or DAMAGED
     attempts: int  # starts and resumes
     notes: tuple[str, ...]  # what is missing or was left out
 
@@ -125,41 +128,59 @@ def read_run(path: Path, root: Path | None = None) -> RunRecord | LeftOut:
     if not isinstance(stored.get("config"), dict):
         return LeftOut(name, f"{CONFIG_FILE} holds no config")
     notes = []
+    summary = _read_json(path / SUMMARY_FILE) if (path / SUMMARY_FILE).exists() else {}
+    if isinstance(summary, str):
+        notes.append(summary)
+        summary = {}
     try:
         lines = read_metrics(path / METRICS_FILE)
-        broken = broken_lines(path / METRICS_FILE)
+        broken = broken_lines(path / METRICS_FILE, ended=bool(summary))
     except OSError as error:
         lines, broken = [], 0
         notes.append(f"{METRICS_FILE}: {error.strerror or error}")
     if broken:
         notes.append(f"{METRICS_FILE}: {broken} broken lines were left out")
-    summary = _read_json(path / SUMMARY_FILE) if (path / SUMMARY_FILE).exists() else {}
-    if isinstance(summary, str):
-        notes.append(summary)
-        summary = {}
-    status, note = _status(path, summary)
+    status, note = _status(path, summary, lines)
     if note:
         notes.append(note)
     return RunRecord(path, name, stored, lines, summary, status, _attempts(path), tuple(notes))
 
 
 def as_number(value: Any) -> float | None:
-    """The value if it is a number, which a broken or older file does not promise."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    """The value if it is a finite number, which a broken or older file does not promise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _run_directories(root: Path) -> Iterator[Path]:
-    for directory, below, files in os.walk(root):
+    """Links are followed, and no directory is given twice."""
+    seen: set[str] = set()
+    for directory, below, files in os.walk(root, followlinks=True):
+        place = os.path.realpath(directory)
+        if place in seen:
+            below.clear()
+            continue
+        seen.add(place)
         if any(mark in files for mark in _MARKS):
             yield Path(directory)
             below[:] = [name for name in below if name not in _INSIDE_RUNS]
         below[:] = sorted(name for name in below if not name.startswith("."))
 
 
-def _status(path: Path, summary: dict[str, Any]) -> tuple[str, str | None]:
+def _status(
+    path: Path, summary: dict[str, Any], lines: list[dict[str, Any]]
+) -> tuple[str, str | None]:
     if summary:
-        return str(summary.get("status", "unknown")), None
+        status = str(summary.get("status", "unknown"))
+        told, there = as_number(summary.get("steps")), max((li["step"] for li in lines), default=0)
+        if status == FINISHED and told is not None and there < told:
+            return DAMAGED, f"{METRICS_FILE} ends at step {there}, {SUMMARY_FILE} at step {told:g}"
+        return status, None
     holder = read_holder(path / LOCK_FILE)
     if holder is None or holder.is_gone():
         return UNFINISHED, "no summary, and its process is gone: repeat its command to go on"

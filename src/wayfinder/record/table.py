@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
+from wayfinder.config.identity import determining
 from wayfinder.record.runs import FINISHED, RunRecord, as_number
 from wayfinder.statistics import wilson_interval
 
@@ -18,6 +21,7 @@ SOLVE_RATE = "eval/solve_rate"
 GOAL = 0.9
 """The solve rate of the column `steps_to_90`."""
 
+_MOST_KEYS = 5
 _FIRST = ("name", "experiment", "task", "status", "seed")
 _TEXT = (*_FIRST[:4], "commit", "config_hash", "overrides", "error")
 _WHOLE = (
@@ -47,10 +51,12 @@ class Study:
     @property
     def slug(self) -> str:
         """A file name that no other study has."""
-        text = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join((self.experiment, *self.keys))) or "runs"
-        if len(text) <= 80:
-            return text
-        return f"{text[:60]}.{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        parts = (self.experiment, *self.keys)
+        exact = "+".join(parts)
+        if all(re.fullmatch(r"[A-Za-z0-9._-]+", part) for part in parts) and len(exact) <= 80:
+            return exact
+        text = re.sub(r"[^A-Za-z0-9._+-]+", "-", exact)
+        return f"{text[:60]}.{hashlib.sha256(exact.encode()).hexdigest()[:12]}"
 
     def label(self, values: tuple[Any, ...]) -> str:
         """How one configuration is called in a figure."""
@@ -80,7 +86,7 @@ def results(runs: Sequence[RunRecord]) -> pd.DataFrame:
         elif name in _TEXT:
             frame[name] = frame[name].map(show, na_action="ignore")
         elif name in _WHOLE:
-            frame[name] = frame[name].astype("Int64")
+            frame[name] = pd.array([_whole(value) for value in frame[name]], dtype="Int64")
         elif name != "dirty":
             frame[name] = frame[name].astype("float64")
     return frame
@@ -120,6 +126,37 @@ def over_seeds(study: Study) -> pd.DataFrame:
 def finished(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Those whose last rate is that of their end."""
     return [run for run in runs if run.status == FINISHED and run.series(SOLVE_RATE)]
+
+
+def remarks(study: Study) -> list[str]:
+    """What makes the means of a study less than they seem."""
+    found = []
+    for values, members in study.configurations.items():
+        label, counted = study.label(values), finished(members)
+        if blind := sum(run.status == FINISHED for run in members) - len(counted):
+            found.append(f"{label}: {blind} finished without an evaluation, and not in the means")
+        seeds = Counter(show(run.value("seed")) for run in counted)
+        for seed, times in sorted(seeds.items()):
+            if times > 1:
+                found.append(f"{label}: seed {seed} is {times} times in the means")
+        if unequal := _unequal_keys(counted):
+            keys = ", ".join(unequal[:_MOST_KEYS]) + ", ..." * (len(unequal) > _MOST_KEYS)
+            found.append(f"{label}: the runs in one mean differ in {keys}")
+    return found
+
+
+def _unequal_keys(runs: Sequence[RunRecord]) -> list[str]:
+    """Keys, other than the seed, in which runs that count as repetitions are not the same. A key
+    that an older run does not have is no difference."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        try:
+            determines = determining(run.config)
+        except (KeyError, ValueError):  # of a task that this version does not know
+            continue
+        for key, value in determines.items():
+            values.setdefault(key, set()).add(json.dumps(value))
+    return sorted(key for key, found in values.items() if len(found) > 1 and key != "seed")
 
 
 def rate_with_interval(line: Mapping[str, Any], kind: str = "eval") -> tuple[float, float, float]:
@@ -235,6 +272,13 @@ def _sampled_tokens(run: RunRecord) -> float | None:
     seconds = dict(run.series("time/rollout_s"))
     counts = [rates[step] * seconds[step] for step in rates.keys() & seconds.keys()]
     return round(sum(counts)) if counts else None
+
+
+def _whole(value: Any) -> int | None:
+    number = as_number(value)
+    return (
+        int(number) if number is not None and number.is_integer() and abs(number) < 2**63 else None
+    )
 
 
 def _one_type(column: pd.Series) -> pd.Series:
