@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 
+from wayfinder.record.episodes import read_episodes, stored_evaluations
 from wayfinder.record.runs import RunRecord
+from wayfinder.record.table import SOLVE_RATE, rate_with_interval
 from wayfinder.types import Episode, Outcome, Task
 
 _MODES = {
@@ -18,10 +20,18 @@ _MODES = {
 _PHASES = ("start", "rollout", "update", "sync", "eval", "greedy", "unseen", "save")
 
 
-def metrics_frame(run: RunRecord) -> pd.DataFrame:
-    """All metrics, one row a step that has any."""
-    frame = pd.DataFrame(run.lines)
-    return frame.set_index("step") if len(frame) else frame
+def metrics_frame(run: RunRecord, names: Sequence[str]) -> pd.DataFrame:
+    """Metrics by step; what the run did not record is missing."""
+    columns = {name: pd.Series(dict(run.series(name)), dtype=float) for name in names}
+    return pd.DataFrame(columns).rename_axis("step")
+
+
+def evaluation_rates(run: RunRecord) -> pd.DataFrame:
+    """`rate` of each evaluation on the fixed set, and `low` and `high` of its 95% interval."""
+    lines = (line for line in run.lines if line.get(SOLVE_RATE) is not None)
+    rows = {line["step"]: rate_with_interval(line) for line in lines}
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=["rate", "low", "high"])
+    return frame.astype(float).rename_axis("step")
 
 
 def failure_modes(run: RunRecord, kind: str = "eval") -> pd.DataFrame:
@@ -34,6 +44,21 @@ def failure_modes(run: RunRecord, kind: str = "eval") -> pd.DataFrame:
     frame = pd.DataFrame(counts, index=sorted(episodes)).fillna(0).astype(int)
     frame["other"] = pd.Series(episodes).astype(int) - frame.sum(axis=1)
     return frame.rename_axis("step")
+
+
+def evaluations_by_path_length(
+    run: RunRecord, shortest: Callable[[Task], int | None], kind: str = "eval"
+) -> pd.DataFrame:
+    """`outcomes_by_path_length` of the first and the last evaluation of which episodes are stored,
+    by (step, shortest path); no rows where there are none."""
+    stored = [(step, path) for name, step, path in stored_evaluations(run.path) if name == kind]
+    tables = {
+        step: outcomes_by_path_length(read_episodes(path), shortest)
+        for step, path in {*stored[:1], *stored[-1:]}
+    }
+    if not tables:
+        return pd.DataFrame(columns=["solve_rate"])
+    return pd.concat(tables, names=["step"]).sort_index().fillna(0)
 
 
 def outcomes_by_path_length(

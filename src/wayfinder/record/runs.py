@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from wayfinder.config.identity import changed_values, flat
+from wayfinder.errors import RunDirError
 from wayfinder.record.layout import (
     ADAPTERS_DIR,
     CHECKPOINTS_DIR,
@@ -144,6 +145,14 @@ def read_run(path: Path, root: Path | None = None) -> RunRecord | LeftOut:
     if note:
         notes.append(note)
     return RunRecord(path, name, stored, lines, summary, status, _attempts(path), tuple(notes))
+
+
+def one_run(path: Path) -> RunRecord:
+    """The run in a directory. Raises `RunDirError` with the reason where none can be read."""
+    found = read_run(path)
+    if isinstance(found, LeftOut):
+        raise RunDirError(f"{path}: a run directory was expected, found: {found.reason}.")
+    return found
 
 
 def as_number(value: Any) -> float | None:

@@ -52,9 +52,11 @@ function showCurves() {
   draws.push(chart(card(), {
     title: "entropy", lines: [{ name: "", color: "var(--blue)", points: series("train/entropy") }],
   }));
-  const colors = ["blue", "orange", "green", "violet", "red"];
-  const phases = ["rollout", "update", "sync", "eval", "save"].map((phase, i) => ({
-    name: phase, color: `var(--${colors[i]})`, points: series(`time/${phase}_s`),
+  const phases = Object.entries({
+    start: "muted", rollout: "blue", update: "orange", sync: "green", eval: "violet",
+    greedy: "pink", unseen: "teal", save: "red",
+  }).map(([phase, color]) => ({
+    name: phase, color: `var(--${color})`, points: series(`time/${phase}_s`),
   })).filter((line) => line.points.length);
   draws.push(chart(card(), { title: "seconds", stacked: true, lines: phases, keys: true }));
   draws.push(anyMetric(card()));
