@@ -80,15 +80,18 @@ def test_the_notebook_of_a_sweep_shows_every_run():
         " 'runs': int(sum(mean['runs'].sum() for mean in means.values())),"
         " 'left_out': len(left_out),"
         " 'difference': comparison.difference[0], 'gained': len(comparison.gained)}",
-        figures=3,
+        figures=6,
     )
     names = [f"maze_easy/seed-{seed}" for seed in range(3)]
+    names += [
+        f"maze_easy_short/model.lora.rank-{rank}_seed-{seed}" for rank in (32, 8) for seed in (0, 1)
+    ]
     assert answer["names"] == names
     assert answer["last"] == [
         [line["eval/solve_rate"] for line in _metrics(name) if "eval/solve_rate" in line][-1]
         for name in names
     ]
-    assert (answer["runs"], answer["left_out"]) == (3, 0)
+    assert (answer["runs"], answer["left_out"]) == (7, 0)
     rates = [line["eval/solve_rate"] for line in _metrics(names[0]) if "eval/solve_rate" in line]
     assert answer["difference"] == pytest.approx(rates[-1] - rates[0])
     assert answer["gained"] > 0
