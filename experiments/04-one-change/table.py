@@ -3,8 +3,9 @@
     python experiments/04-one-change/table.py outputs/maze_easy_short
 
 An arm is what its command changed; the arm that changed nothing is the base. Differences are to
-the base on the same mazes and seeds, with a 95% interval over mazes. Writes `arms.csv`, `arms.md`
-and `curves.png` beside itself.
+the base on the same mazes and seeds, with a 95% interval over mazes. Prints the table and writes it
+as `arms.csv`, with `curves.png` and `outcomes.csv`: of every evaluation the mazes that were solved,
+one digit a maze in the order of their seeds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ def main(root: str) -> None:
     shown = table.astype(str)
     lines = ["| " + " | ".join(shown.columns) + " |", "|" + "---|" * len(shown.columns)]
     lines += ["| " + " | ".join(values) + " |" for values in shown.to_numpy()]
-    (HERE / "arms.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     outcomes(arms).to_csv(HERE / "outcomes.csv", index=False)
     draw(arms)
