@@ -56,7 +56,8 @@ def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """All jobs of this command. Always raises SystemExit, or what a bug raised."""
     register_schema()
     try:
         check_command(sys.argv[1:])
@@ -68,3 +69,13 @@ if __name__ == "__main__":
         all_well = conclude()
     # A sweeper that takes failed jobs for granted returns as if there were none.
     sys.exit(0 if all_well else 1)
+
+
+if __name__ == "__main__":
+    try:
+        command()
+    except SystemExit as end:
+        session = sys.modules.get("wayfinder.runtime.ray_session")
+        if session is not None and session.is_given_up():
+            session.end_process(end.code)
+        raise

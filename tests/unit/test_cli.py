@@ -22,7 +22,7 @@ SECONDS = 30
 
 # The stage behind run.py, in place of a training that takes minutes.
 STAND_IN = """
-import os, runpy, signal, sys, time, types
+import atexit, os, runpy, signal, sys, time, types
 from wayfinder.errors import SyncError
 loop = types.ModuleType("wayfinder.loop")
 def finished(config, overrides, began):
@@ -37,11 +37,18 @@ def signalled(number):
         os.kill(os.getpid(), number)
         time.sleep(10)
     return train
+def cut_off(config, overrides, began):
+    from wayfinder.runtime import ray_session
+    ray_session._given_up = True
+    # As Ray's client does when objects go back to a store that is gone.
+    atexit.register(os._exit, 7)
+    signalled(signal.SIGTERM)(config, overrides, began)
 # A test run in the background inherits an ignored SIGINT; a person's terminal does not give one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 loop.train = {
     "finished": finished, "broken": broken, "wrong": wrong,
     "terminated": signalled(signal.SIGTERM), "interrupted": signalled(signal.SIGINT),
+    "cut off": cut_off,
 }[sys.argv.pop(1)]
 loop.evaluate = lambda config, overrides, began: print("evaluated") or 0.5
 sys.modules["wayfinder.loop"] = loop
@@ -179,6 +186,7 @@ def test_an_evaluation_is_dispatched_by_its_task(tmp_path):
         ("broken", 1, "adapter of group size 8 is lost"),
         ("terminated", 143, "repeat the command"),
         ("interrupted", 130, "repeat the command"),
+        ("cut off", 143, "repeat the command"),
     ],
 )
 def test_a_job_that_ends_early_says_so_without_a_trace(tmp_path, kind, code, words):

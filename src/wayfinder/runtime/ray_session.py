@@ -15,11 +15,12 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import ray
@@ -40,7 +41,20 @@ _SILENT_S = 40.0
 _PROCESSES = ("gcs_server", "raylet")
 
 _leave_group = False
-_given_up = False  # this process could not leave its Ray and cannot start another one
+_given_up = False
+
+
+def is_given_up() -> bool:
+    """Whether this process could not leave its Ray: it cannot start another one."""
+    return _given_up
+
+
+def end_process(code: int | None) -> NoReturn:
+    """End a process that has given its Ray up, now. While Python ends, objects that lay there would
+    still be given back to it, at which Ray's client ends the process with a code of its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 def _after_fork() -> None:
