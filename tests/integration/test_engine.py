@@ -37,7 +37,7 @@ TOLERANCE = 1e-4
 class Bench:
     """One engine, one trainer, one loop; the adapter versions count up over the tests."""
 
-    def __init__(self, model: str, root: Path, **lora) -> None:
+    def __init__(self, model: str, root: Path, batched_tokens: int = 2048, **lora) -> None:
         lora = {"lora_rank": RANK} | lora
         self.rank = lora["lora_rank"]
         self.model = model
@@ -51,6 +51,7 @@ class Bench:
         self.renderer = ChatRenderer(self.processor.tokenizer, self.vision.tokens, self.prompt)
         self.trainer = PolicyRank(policy_spec(model, **lora), LOSS, OPTIMIZER, "cpu", 1e9)
         self.version = 0
+        self.batched_tokens = batched_tokens
         self.engine = self.run(self._start())
 
     def run(self, work):
@@ -65,7 +66,7 @@ class Bench:
                 dtype="float32",
                 max_model_len=2048,
                 max_num_seqs=64,
-                max_num_batched_tokens=2048,
+                max_num_batched_tokens=self.batched_tokens,
                 enforce_eager=True,
                 enable_prefix_caching=True,
                 gpu_memory_utilization=0.4,
@@ -256,6 +257,23 @@ def test_both_schedules_sample_the_same_replies(bench):
         assert [t.reply_ids for t in a.turns] == [t.reply_ids for t in b.turns]
         for x, y in zip(a.turns, b.turns, strict=True):
             np.testing.assert_allclose(x.logprobs, y.logprobs, atol=TOLERANCE)
+
+
+def test_a_prompt_by_parts_samples_the_same_replies(bench, tmp_path, record_property):
+    """No prompt fits a step of 96 tokens, and one image of an episode is all that a step encodes."""
+    parts = Bench(bench.model, tmp_path, batched_tokens=96)
+    try:
+        for each in (bench, parts):
+            each.serve(nonzero_adapter(bench.model))
+        whole, _ = bench.episodes(range(4))
+        episodes, frames = parts.episodes(range(4))
+        for a, b in zip(whole, episodes, strict=True):
+            assert [t.reply_ids for t in a.turns] == [t.reply_ids for t in b.turns]
+        worst = float(np.abs(parts.differences(episodes, frames)).max())
+        record_property("error", worst)
+        assert worst < TOLERANCE
+    finally:
+        parts.close()
 
 
 def test_the_members_of_a_group_differ(bench):

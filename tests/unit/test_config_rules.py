@@ -95,7 +95,6 @@ REFUSED = [
     ({"rollout.min_p": 0.05}, "rollout.min_p", "rollout.min_p=0.0"),
     ({"rollout.max_model_len": 100}, "rollout.max_model_len", "rollout.max_tokens=16"),
     ({"rollout.max_num_batched_tokens": 64}, "rollout.max_num_batched_tokens", "max_num_seqs=128"),
-    ({"rollout.max_num_batched_tokens": 4095}, "rollout.max_num_batched_tokens", "whole"),
     (
         {
             "algorithm.filter": GroupFilter.refill,

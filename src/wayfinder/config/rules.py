@@ -190,17 +190,6 @@ def context_holds_an_observation_and_a_reply(config: Config) -> Iterator[Violati
             rollout.max_num_batched_tokens,
             "Set rollout.max_num_batched_tokens=8192",
         )
-    elif (
-        config.cluster.device is Device.cpu
-        and rollout.max_num_batched_tokens < rollout.max_model_len
-    ):
-        yield Violation(
-            "rollout.max_num_batched_tokens",
-            f"at least rollout.max_model_len={rollout.max_model_len} with cluster.device=cpu, "
-            "where the engine takes prompts whole",
-            rollout.max_num_batched_tokens,
-            f"Set rollout.max_num_batched_tokens={rollout.max_model_len}",
-        )
 
 
 def a_micro_batch_holds_the_longest_sample(config: Config) -> Iterator[Violation]:

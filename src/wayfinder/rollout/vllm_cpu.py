@@ -2,20 +2,27 @@
 
 vLLM's LoRA for CPUs copies the adapter's matrices once for every token of a batch before it
 multiplies. With one adapter, as here, two plain matrix products do the same.
+
+A prompt goes in by parts when a step has no room for all of it or for all its images. vLLM samples
+after each part, drops that sample, and winds the request's random generator back, which a
+generator of the CPU cannot do: the engine dies of it.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 
 class CpuExecutor(UniProcExecutor):
-    """Runs the model in the engine's core process, with `DenseLora`.
+    """Runs the model in the engine's core process, with `DenseLora` and `SeededParts`.
 
     A worker process of its own, vLLM's choice on a CPU, waits for work by spinning, on the very
     cores that compute.
@@ -25,7 +32,21 @@ class CpuExecutor(UniProcExecutor):
         type(current_platform).get_punica_wrapper = classmethod(
             lambda _: f"{DenseLora.__module__}.{DenseLora.__qualname__}"
         )
+        cpu_worker.CPUModelRunner = SeededParts
         super()._init_executor()
+
+
+class SeededParts(CPUModelRunner):
+    """Samples of a prompt that is not all in yet take nothing from the request's generator."""
+
+    def sample_tokens(self, grammar_output):
+        generators = self.input_batch.generators
+        unfinished = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
+        held = {row: generators.pop(row) for row in unfinished.tolist() if row in generators}
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            generators.update(held)
 
 
 class DenseLora(PunicaWrapperCPU):

@@ -254,9 +254,6 @@ def _device_arguments(spec: EngineSpec) -> dict:
     return {
         "distributed_executor_backend": CpuExecutor,
         "block_size": _CPU_BLOCK,
-        # Prompts go in whole: after a part of one, vLLM 0.32 winds a request's random generator
-        # back, which a CPU generator cannot do, and the engine dies of it.
-        "enable_chunked_prefill": False,
     }
 
 

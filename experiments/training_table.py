@@ -1,10 +1,10 @@
-"""Table and figure of the main job over seeds, from the files of its runs.
+"""Table and figure of whole training runs, from their files.
 
-    python experiments/01-maze-easy/table.py outputs/maze_easy/seed-{0,1,2}    # copy, then draw
-    python experiments/01-maze-easy/table.py                                   # draw
+    python experiments/training_table.py experiments/01-maze-easy outputs/maze_easy/seed-{0,1,2}
+    python experiments/training_table.py experiments/01-maze-easy                # draw again
 
-Copies `metrics.jsonl` and `summary.json` of each run beside itself (or into another record:
-`--record <directory>`), prints the table of the record and draws `curve.png`.
+Copies `metrics.jsonl` and `summary.json` of each run into the record, prints the table of all runs
+that the record holds and draws its `curve.png`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ PHASES = ("rollout", "update", "sync")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--record", type=Path, default=Path(__file__).parent)
+    parser.add_argument("record", type=Path)
     parser.add_argument("runs", type=Path, nargs="*")
     arguments = parser.parse_args()
     record = arguments.record
     for run in arguments.runs:
         target = record / run.name
-        target.mkdir(exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         for name in ("metrics.jsonl", "summary.json"):
             shutil.copy(run / name, target / name)
-    rows = [figures(path) for path in sorted(record.glob("seed-*"))]
+    paths = sorted(path.parent for path in record.glob("*/metrics.jsonl"))
+    rows = [figures(path) for path in paths]
     names = list(rows[0])
     print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
     for row in rows:
         print("| " + " | ".join(str(row[name]) for name in names) + " |")
-    draw(sorted(record.glob("seed-*")), record / "curve.png")
+    draw(paths, record / "curve.png")
 
 
 def read(path: Path) -> tuple[list[dict], dict]:
@@ -65,12 +66,14 @@ def figures(path: Path) -> dict[str, str]:
     shares = [sum(line.get(f"time/{name}_s", 0.0) for line in steps) / total for name in PHASES]
     solved = [line["train/solve_rate"] for line in steps]
     return {
-        "seed": path.name.removeprefix("seed-"),
+        "run": path.name,
         "first": f"{first['eval/num_solved']:.0f}/{first['eval/num_episodes']:.0f}",
         "last": f"{merged['eval/num_solved']:.0f}/{merged['eval/num_episodes']:.0f}",
         "greedy": f"{merged['greedy/num_solved']:.0f}/{merged['greedy/num_episodes']:.0f}",
         "unseen": f"{merged['unseen/num_solved']:.0f}/{merged['unseen/num_episodes']:.0f}",
-        "training over 90% at step": str(next(i for i, s in enumerate(solved, 1) if s > 0.9)),
+        "training over 90% at step": str(
+            next((i for i, s in enumerate(solved, 1) if s > 0.9), "never")
+        ),
         "mismatch max": f"{max(s.get('mismatch/abs_logprob_diff_max', 0) for s in steps):.1e}",
         "first evaluation": f"{first['elapsed_s']:.0f} s",
         "whole run": f"{summary['wall_s'] / 60:.1f} min",
@@ -92,7 +95,7 @@ def draw(paths: list[Path], file: Path) -> None:
         color = left.plot(
             [line["step"] for line in steps],
             [line["train/solve_rate"] for line in steps],
-            label=path.name.replace("-", " "),
+            label=path.name,
         )[0].get_color()
         left.plot(
             [line["step"] for line in evaluations],
