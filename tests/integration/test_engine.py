@@ -260,7 +260,7 @@ def test_both_schedules_sample_the_same_replies(bench):
 
 
 def test_a_prompt_by_parts_samples_the_same_replies(bench, tmp_path, record_property):
-    """No prompt fits a step of 96 tokens, and one image of an episode is all that a step encodes."""
+    """A step of 96 tokens has room for a part of a prompt, and for one image."""
     parts = Bench(bench.model, tmp_path, batched_tokens=96)
     try:
         for each in (bench, parts):

@@ -1,4 +1,5 @@
-"""A core process that was killed is told from one that cannot start."""
+"""A core process that was killed is told from one that cannot start, and both from one that failed
+in what it did."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from wayfinder.errors import ClusterError, WorkerLostError
-from wayfinder.rollout.core_log import core_failure
+from wayfinder.rollout.core_log import core_death, core_failure
 
 LOG = Path("worker.out")
 TRACE = """\
@@ -20,6 +21,14 @@ TRACE = """\
 (EngineCore pid=7) ERROR 11-30 [core.py:1510] KeyError: 'first'
 (EngineCore pid=7) ERROR 11-30 [core.py:1510] torch.cuda.OutOfMemoryError: 3 GiB of 2 GiB
 (EngineCore pid=7) Process EngineCore:
+"""
+DEATH = """\
+(EngineCore pid=7) ERROR 11-30 [core.py:1512] EngineCore encountered a fatal error.
+(EngineCore pid=7) ERROR 11-30 [core.py:1512] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-30 [core.py:1512] RuntimeError: CPU Generator does not use offset
+(MainProcess pid=6) ERROR 11-30 [async_llm.py:906] Traceback (most recent call last):
+(MainProcess pid=6) ERROR 11-30 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: \
+EngineCore encountered an issue. See stack trace (above) for the root cause.
 """
 
 
@@ -33,6 +42,12 @@ def test_what_a_core_says_ends_the_run():
     assert not isinstance(error, WorkerLostError)
     expected = "an engine cannot start: torch.cuda.OutOfMemoryError: 3 GiB of 2 GiB (all of it: "
     assert str(error) == f"{expected}worker.out)"
+
+
+def test_a_core_that_served_tells_what_it_died_of():
+    reason = "RuntimeError: CPU Generator does not use offset (all of it: worker.out)"
+    assert str(core_death(DEATH, LOG)) == f"the engine's core process died: {reason}"
+    assert str(core_death("INFO serving\n", LOG)) == "the engine's core process died"
 
 
 @pytest.mark.parametrize("text", ["EngineCore failed to start.", "EngineCore failed to start.\nx"])

@@ -1,5 +1,5 @@
-"""Why vLLM's core process did not come up. vLLM tells only in what that process prints, which Ray
-keeps in a file of the worker."""
+"""Why vLLM's core process did not come up, or died. vLLM tells only in what that process prints,
+which Ray keeps in a file of the worker."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 from wayfinder.errors import ClusterError, WorkerLostError
 
-_OWN_WORDS = "EngineCore failed to start"
-_LAST_LINE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .*)$")
+_FAILED_TO_START = "EngineCore failed to start"
+_FAILED_LATER = "EngineCore encountered a fatal error"
+# The processes that asked the dead one tell of it too, by EngineDeadError.
+_LAST_LINE = re.compile(r"(?:^|\s)((?:\w+\.)*(?!EngineDeadError)\w*(?:Error|Exception): .*)$")
 _STDOUT, _STDERR = 1, 2
 
 
@@ -40,9 +42,23 @@ class Printed:
 def core_failure(text: str, log: Path | None) -> ClusterError:
     """The error for a core process that printed `text` and did not come up: WorkerLostError when it
     died without a word, as a killed one does, else what it says, which would come again."""
-    told = text[text.find(_OWN_WORDS) :] if _OWN_WORDS in text else ""
-    reasons = [match[1] for line in told.splitlines() if (match := _LAST_LINE.search(line))]
-    if not told:
+    reason = _reason(text, _FAILED_TO_START)
+    if reason is None:
         return WorkerLostError("an engine's core process died while it started")
-    reason = reasons[-1] if reasons else "it does not say why"
     return ClusterError(f"an engine cannot start: {reason} (all of it: {log})")
+
+
+def core_death(text: str, log: Path | None) -> WorkerLostError:
+    """The error for a core process that served, printed `text` and died."""
+    reason = _reason(text, _FAILED_LATER)
+    told = "" if reason is None else f": {reason} (all of it: {log})"
+    return WorkerLostError(f"the engine's core process died{told}")
+
+
+def _reason(text: str, own_words: str) -> str | None:
+    """The last error that is told after `own_words`; None where they do not stand."""
+    if own_words not in text:
+        return None
+    told = text[text.find(own_words) :]
+    reasons = [match[1] for line in told.splitlines() if (match := _LAST_LINE.search(line))]
+    return reasons[-1] if reasons else "it does not say why"

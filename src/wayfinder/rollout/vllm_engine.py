@@ -21,7 +21,7 @@ import numpy as np
 
 from wayfinder.chat.vision import BANNED_BIAS, collapse_pads
 from wayfinder.errors import ClusterError, InvariantError, SyncError, WorkerLostError
-from wayfinder.rollout.core_log import Printed, core_failure
+from wayfinder.rollout.core_log import Printed, core_death, core_failure
 from wayfinder.rollout.generator import EngineSpec, Reply, ReplyRequest
 
 # vLLM accepts these ranks only; an adapter of rank r is served in the next slot size.
@@ -78,7 +78,7 @@ class VllmEngine:
             enable_log_requests=False,
             **_device_arguments(spec),
         )
-        printed = Printed()
+        self._printed = printed = Printed()
         try:
             self._engine = AsyncLLM.from_engine_args(arguments)
         except RuntimeError as error:
@@ -202,7 +202,7 @@ class VllmEngine:
         try:
             while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
                 if self._engine.errored:
-                    raise WorkerLostError("the engine's core process died")
+                    raise self._death()
                 if time.monotonic() > deadline:
                     raise WorkerLostError(
                         f"the engine gave no answer within rollout.request_timeout_s="
@@ -210,9 +210,12 @@ class VllmEngine:
                     )
             return task.result()
         except self._dead as error:
-            raise WorkerLostError("the engine's core process died") from error
+            raise self._death() from error
         finally:
             task.cancel()
+
+    def _death(self) -> WorkerLostError:
+        return core_death(self._printed.text(), self._printed.path)
 
     def _check_expansion(self, request: ReplyRequest, output) -> None:
         found = tuple(output.prompt_token_ids)
