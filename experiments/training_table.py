@@ -21,6 +21,7 @@ matplotlib.use("Agg")
 
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 PHASES = ("rollout", "update", "sync")
 
@@ -110,6 +111,8 @@ def draw(paths: list[Path], file: Path) -> None:
         )
     left.set(title="solve rate (line: training, dot: 64 mazes)", xlabel="step", ylim=(0, 1.03))
     right.set(title="turns per training episode", xlabel="step", ylim=(0, None))
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(loc="lower right")
     figure.savefig(file, dpi=110)
 
