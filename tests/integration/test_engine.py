@@ -266,7 +266,13 @@ def test_a_prompt_by_parts_samples_the_same_replies(bench, tmp_path, record_prop
         for each in (bench, parts):
             each.serve(nonzero_adapter(bench.model))
         whole, _ = bench.episodes(range(4))
+        first, _ = parts.episodes(range(4))
+        parts.run(parts.engine.forget())
         episodes, frames = parts.episodes(range(4))
+        told = [
+            [(t.reply_ids, t.logprobs) for e in es for t in e.turns] for es in (first, episodes)
+        ]
+        assert told[0] == told[1]  # bit for bit
         for a, b in zip(whole, episodes, strict=True):
             assert [t.reply_ids for t in a.turns] == [t.reply_ids for t in b.turns]
         worst = float(np.abs(parts.differences(episodes, frames)).max())
