@@ -1,7 +1,7 @@
 """Hydra entry: compose, check, dispatch. Nothing heavy is imported before a job is known to be fit.
 
-Exit codes: 0 done, 1 failed, 2 refused before anything started, 130 or 143 interrupted (SIGINT or
-SIGTERM). An interrupted or failed run goes on when its command is repeated.
+Exit codes: 0 done, 1 failed or refused by Hydra, 2 refused before anything started, 130 or 143
+interrupted (SIGINT or SIGTERM). An interrupted or failed run goes on when its command is repeated.
 """
 
 import signal

@@ -22,6 +22,12 @@ class RunDirError(WayfinderError, OSError):
     """The run directory cannot be used: unwritable, locked, or it belongs to another config."""
 
 
+class RunRefusedError(RunDirError):
+    """It is in use, or holds something else than this run. Nothing was started or changed."""
+
+    exit_code = 2
+
+
 class ModelError(WayfinderError, ValueError):
     """A model directory or a processor does not fit what the config asks for."""
 

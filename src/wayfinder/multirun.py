@@ -18,7 +18,7 @@ from wayfinder.config.identity import run_name
 from wayfinder.errors import ConfigError, JobFailedError, WayfinderError
 from wayfinder.record.layout import ERROR_FILE
 
-_LONGEST_REASON = 200
+_LONGEST_REASON = 600
 _begun: list[JobNotes] = []
 
 
@@ -35,18 +35,22 @@ class JobNotes:
         _begun.append(self)
 
     def on_job_start(self, config: Any, **_: Any) -> None:
-        self.roots[Path(config.paths.root).expanduser().absolute()] = None
+        if (root := _root(config)) is not None:
+            self.roots[root] = None
         self.num_jobs += 1
         self.num_running += 1
 
     def on_job_end(self, config: Any, job_return: Any, **_: Any) -> None:
         self.num_running -= 1  # not called for a job that is interrupted
+        if self not in _begun:  # a single run tells of itself
+            return
         if job_return.status.name == "FAILED":
             problem = job_return._return_value  # its property would raise it
             job = " ".join(job_return.overrides)
             self.failed.append(f"#{config.hydra.job.num} {job}: {reason(problem)}")
             name = config.run.name or run_name(config.experiment, job_return.overrides, config.seed)
-            if (log := Path(config.paths.root).expanduser() / name / ERROR_FILE).exists():
+            root = _root(config)
+            if root is not None and (log := root / name / ERROR_FILE).exists():
                 self.failed[-1] += f"\n    traceback: {log}"
             print(f"job failed, the others go on: {self.failed[-1]}", file=sys.stderr)
 
@@ -54,6 +58,14 @@ class JobNotes:
         """Hydra asks every callback for all of its hooks."""
 
     on_run_start = on_run_end = on_multirun_end
+
+
+def _root(config: Any) -> Path | None:
+    """`paths.root` of a job; None where it refers to what is not there, of which the job tells."""
+    try:
+        return Path(config.paths.root).expanduser().absolute()
+    except ValueError:
+        return None
 
 
 def objective(solve_rate: float, sweeper: Mapping[str, Any]) -> float:

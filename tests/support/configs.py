@@ -6,16 +6,19 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import save_file
+
 from wayfinder.config.schema import Config
 
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json")
 
 
 def model_directory(directory: Path) -> Path:
-    """A directory with the files that a model directory has, all empty."""
+    """A directory with the files that a model directory has, with nothing in them."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in MODEL_FILES:
-        (directory / name).touch()
+        (directory / name).write_text("{}")
+    save_file({}, directory / "model.safetensors")
     return directory
 
 

@@ -201,6 +201,18 @@ def test_a_bug_keeps_its_trace(tmp_path):
     assert done.returncode == 1
     assert "ZeroDivisionError: a bug" in done.stderr
     assert "Traceback" in done.stderr
+    assert "Warning" not in done.stderr  # of a callback, before the bug
+
+
+@pytest.mark.parametrize("flags", [(), ("-m",)])
+def test_a_path_that_refers_to_nothing_is_told_once_a_job(tmp_path, flags):
+    jobs = ("seed=0,1",) if flags else ()
+    done = _stand_in(tmp_path, "finished", "paths.root=${nope}/x", *jobs, flags=flags)
+    assert done.returncode == (1 if flags else 2)
+    assert "paths.root=${nope}/x: expected a value" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
+    assert ("2 of 2 jobs failed:" in done.stderr) == bool(flags)
 
 
 def test_a_named_sweep_starts_each_of_its_jobs(tmp_path):

@@ -8,7 +8,9 @@ import math
 from functools import reduce
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from support.configs import MODEL_FILES, model_directory, set_keys
 from wayfinder.choices import AdvantageKind, GroupFilter, KlKind, KlPlacement, LossKind
@@ -245,6 +247,9 @@ def test_a_relative_path_is_found_from_the_repository_root_too(tmp_path, monkeyp
     assert locate("nowhere") == tmp_path / "nowhere"
 
 
+WIDTH = 128
+
+
 def _adapter(directory: Path, **changes: object) -> str:
     directory.mkdir()
     saved = {
@@ -258,7 +263,9 @@ def _adapter(directory: Path, **changes: object) -> str:
         ],
     }
     (directory / "adapter_config.json").write_text(json.dumps(saved | changes))
-    (directory / "adapter_model.safetensors").touch()
+    a = np.zeros((16, WIDTH), np.float32)
+    tensors = {"model.language_model.layers.0.self_attn.q_proj.lora_A.weight": a}
+    save_file(tensors, directory / "adapter_model.safetensors")
     return str(directory)
 
 
@@ -271,7 +278,8 @@ def _adapter(directory: Path, **changes: object) -> str:
         ({"lora_alpha": 16}, ["model.lora.alpha"]),
         ({"use_rslora": True}, ["model.lora.rslora"]),
         ({"target_modules": ["q_proj"]}, ["model.lora.targets"]),
-        ({"target_modules": "all-linear"}, ["model.lora.targets"]),
+        ({"target_modules": ["q_proj", 1]}, ["model.lora.targets"]),
+        ({"target_modules": "all-linear"}, ["model.adapter"]),
         ({"use_dora": True}, ["model.adapter"]),
         ({"r": 8, "lora_alpha": 16}, ["model.lora.rank", "model.lora.alpha"]),
     ],
@@ -286,9 +294,67 @@ def test_a_starting_adapter_must_be_there_and_readable(config, tmp_path):
     config.model.adapter = str(tmp_path)
     (violation,) = rules.violations(config)
     assert "adapter_config.json" in str(violation)
-    (tmp_path / "adapter_config.json").write_text("{")
+    for content in ("{", "[]"):
+        (tmp_path / "adapter_config.json").write_text(content)
+        (violation,) = rules.violations(config)
+        assert violation.key == "model.adapter"
+        assert "adapter_config.json" in violation.mend
+
+
+def test_a_cut_starting_adapter_is_refused(config, tmp_path):
+    config.model.adapter = _adapter(tmp_path / "adapter")
+    config.model.lora.targets = ["q_proj", "up_proj"]
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
     (violation,) = rules.violations(config)
     assert violation.key == "model.adapter"
+    assert str(file) in violation.mend
+
+
+def _says_of_its_text(config, **values: object) -> None:
+    Path(config.model.path, "config.json").write_text(json.dumps({"text_config": values}))
+
+
+def test_an_adapter_of_another_model_is_refused(config, tmp_path):
+    config.model.path = str(model_directory(tmp_path / "model"))
+    config.model.adapter = _adapter(tmp_path / "adapter")
+    config.model.lora.targets = ["q_proj", "up_proj"]
+    _says_of_its_text(config, hidden_size=WIDTH)
+    assert rules.violations(config) == []
+    _says_of_its_text(config, hidden_size=2 * WIDTH)
+    (violation,) = rules.violations(config)
+    assert violation.key == "model.adapter"
+    assert f"hidden size is {2 * WIDTH}" in violation.expected
+    assert f"is for {WIDTH}" in violation.mend
+
+
+def test_a_prompt_is_no_longer_than_the_model_has_positions(config, tmp_path):
+    config.model.path = str(model_directory(tmp_path / "model"))
+    _says_of_its_text(config, max_position_embeddings=config.rollout.max_model_len)
+    assert rules.violations(config) == []
+    _says_of_its_text(config, max_position_embeddings=config.rollout.max_model_len - 1)
+    assert [v.key for v in rules.violations(config)] == ["rollout.max_model_len"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_cut_file_of_a_model_is_named(config, tmp_path, name):
+    config.model.path = str(model_directory(tmp_path / "model"))
+    Path(config.model.path, name).write_text("{")
+    (violation,) = rules.violations(config)
+    assert violation.key == "model.path"
+    assert f"model/{name}: " in violation.mend
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [("./runs/maze_hard_sft/seed-0/model", "+experiment=maze_hard_sft"), ("/nowhere/8b", None)],
+)
+def test_a_start_that_is_not_made_yet_says_what_makes_it(config, path, command):
+    config.model.path = path
+    (violation,) = rules.violations(config)
+    assert violation.key == "model.path"
+    assert ("python run.py" in violation.mend) == (command is not None)
+    assert command is None or command in violation.mend
 
 
 @pytest.mark.parametrize("key", ["paths.root", "sync.dir"])
@@ -298,6 +364,8 @@ def test_a_directory_that_cannot_be_made_is_refused(config, tmp_path, key):
     (violation,) = rules.violations(config)
     assert violation.key == key
     assert str(tmp_path / "file") in violation.mend
+    set_keys(config, {key: ""})
+    assert [v.key for v in rules.violations(config)] == [key]
 
 
 def test_the_probe_of_a_directory_leaves_nothing_behind(config, tmp_path):
@@ -324,6 +392,8 @@ def test_a_report_needs_only_a_directory_that_it_can_write_into(config, tmp_path
     config.task = TaskKind.report
     set_keys(config, {"model.path": "./nowhere", "eval.tasks": 0, "root": str(tmp_path)})
     assert rules.violations(config) == []
+    config.root = ""
+    assert [violation.key for violation in rules.violations(config)] == ["root"]
     config.root = None
     config.paths.root = str(tmp_path / "nowhere")
     (violation,) = rules.violations(config)
@@ -378,7 +448,7 @@ def test_the_preparation_needs_no_model_and_no_training_settings(preparation):
         ({"sft.clean.learning_rate": 0.0}, "sft.clean.learning_rate", "more than 0"),
         ({"sft.target_solve_rate": 0.0}, "sft.target_solve_rate", "at most 1"),
         ({"paths.root": "/dev/null/runs"}, "paths.root", "/dev/null"),
-        ({"seed": -1}, "seed", "0 or more"),
+        ({"seed": -1}, "seed", "0 to 4294967295"),
     ],
 )
 def test_a_broken_rule_of_the_preparation_is_the_only_complaint(preparation, changes, key, words):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from wayfinder.errors import RunDirError
+from wayfinder.errors import RunDirError, RunRefusedError
 from wayfinder.record.atomic import (
     atomic_write_bytes,
     atomic_write_json,
@@ -147,8 +147,9 @@ def test_new_takes_the_next_free_suffix(tmp_path):
 def test_directory_with_foreign_files_is_refused(tmp_path, on_existing):
     (tmp_path / "maze" / "seed-0").mkdir(parents=True)
     (tmp_path / "maze" / "seed-0" / "thesis.tex").touch()
-    with pytest.raises(RunDirError, match="Mend"):
+    with pytest.raises(RunRefusedError, match="Mend"):
         open_run(tmp_path, on_existing=on_existing)
+    assert [path.name for path in (tmp_path / "maze" / "seed-0").iterdir()] == ["thesis.tex"]
     assert open_run(tmp_path, on_existing="new").name == "maze/seed-0-2"
 
 

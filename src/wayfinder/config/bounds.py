@@ -11,6 +11,9 @@ from typing import Any
 from wayfinder.config.schema import Config
 from wayfinder.config.violation import Violation
 
+GREATEST_SEED = 2**32 - 1
+"""What every generator of random numbers takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -51,7 +54,7 @@ def decay(key: str, instead: object) -> Bound:
 
 
 ALWAYS = (
-    at_least("seed", 0, 0),
+    between("seed", 0, GREATEST_SEED, 0),
     at_least("env.max_turns", 1, 30),
     above("env.step_timeout_s", 0, 10),
     at_least("rollout.max_tokens", 1, 16),

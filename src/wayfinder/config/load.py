@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from wayfinder.config import rules
 from wayfinder.config.identity import config_diff, config_hash, run_name, to_dict
@@ -60,12 +60,20 @@ def register_schema() -> None:
 
 def load_config(cfg: DictConfig) -> Config:
     """The typed configuration; raises one `ConfigError` that lists everything that is wrong."""
-    missing = sorted(OmegaConf.missing_keys(cfg))
-    if missing:
-        raise ConfigError(
-            report(Violation(key, "a value", "???", f"Set {key}=<value>") for key in missing)
-        )
-    config = _typed(cfg)
+    try:
+        missing = sorted(OmegaConf.missing_keys(cfg))
+        if missing:
+            raise ConfigError(
+                report(Violation(key, "a value", "???", f"Set {key}=<value>") for key in missing)
+            )
+        config = _typed(cfg)
+    except InterpolationResolutionError as error:
+        key, reason = error.full_key, str(error).splitlines()[0]
+        given = OmegaConf.to_container(cfg, resolve=False)
+        for part in str(key).split("."):
+            given = given.get(part) if isinstance(given, dict) else None
+        mend = f"{reason}: set {key} to a value, or define what it refers to"
+        raise ConfigError(report([Violation(key, "a value", given, mend)])) from error
     rules.check(config)
     return config
 
@@ -101,18 +109,13 @@ def check_command(arguments: Sequence[str]) -> None:
     """Refuse overrides that Hydra could not compose, all of them at once and each with its mend,
     together with the rules that the rest of the command breaks.
 
-    Hydra itself would stop at the first. Says nothing for commands that do not run anything, and
-    nothing about syntax: those messages are Hydra's.
+    Hydra itself would stop at the first. Says nothing for commands that do not run anything.
     """
     texts = [text for text in arguments if not text.startswith("-")]
     if any(text.startswith("-") and text not in _RUN_FLAGS for text in arguments):
         return
-    try:
-        overrides = OverridesParser.create().parse_overrides(texts)
-    except HydraException:
-        return
+    overrides, found = _parsed(texts)
     groups = _group_options(CONF_DIR)
-    found: list[Violation] = []
     good: list[str] = []
     for override in overrides:
         bad = list(_bad_override(override, groups))
@@ -120,10 +123,25 @@ def check_command(arguments: Sequence[str]) -> None:
         if not bad:
             good.append(override.input_line)
     found += _missing_plugin(overrides)
+    found += _intervals_are_searched(overrides)
     found += _repeated(overrides)
     found += _debug_before_experiment(overrides)
     if found:
         raise ConfigError(report(found + _broken_rules(good)))
+
+
+def _parsed(texts: Sequence[str]) -> tuple[list[Override], list[Violation]]:
+    parser, overrides, found = OverridesParser.create(), [], []
+    for text in texts:
+        try:
+            overrides.append(parser.parse_override(text))
+        except HydraException:
+            name, _, value = text.partition("=")
+            mend = f"Quote it for Hydra and the shell: '{name}=\"{value}\"'"
+            if not value:
+                mend = "Write key=value"
+            found.append(Violation(name, "what Hydra reads as key=value", value, mend))
+    return overrides, found
 
 
 def _typed(cfg: DictConfig) -> Config:
@@ -154,11 +172,18 @@ def _group_options(directory: Path) -> dict[str, list[str]]:
 
 def _bad_override(override: Override, groups: Mapping[str, list[str]]) -> Iterator[Violation]:
     name, given = override.key_or_group, _given(override)
-    if name.startswith(("hydra.", "hydra/")) or override.is_delete():
+    if name.startswith(("hydra.", "hydra/")):
         return
-    if name in groups:
+    if override.is_delete():
+        yield Violation(name, "a value, as every key has one", "(none)", f"Leave ~{name} out")
+    elif name in groups:
         options = groups[name]
         expected = f"one of {', '.join(options)}"
+        if name == "sweep" and override.is_sweep_override():
+            yield Violation(name, "one sweep", given, "Run one after the other")
+        is_glob = override.value_type == ValueType.GLOB_CHOICE_SWEEP
+        if is_glob and not override.value().filter(options):
+            yield Violation(name, expected, given, f"Use {expected}")
         if (name in ADDED_GROUPS) != override.is_add():
             right = f"{'+' if name in ADDED_GROUPS else ''}{name}={given}"
             yield Violation(name, f"it to be written {right}", given, f"Write {right}")
@@ -222,6 +247,16 @@ def _missing_plugin(overrides: Sequence[Override]) -> Iterator[Violation]:
                 given,
                 "Install it: pip install -r requirements-sweeps.txt",
             )
+
+
+def _intervals_are_searched(overrides: Sequence[Override]) -> Iterator[Violation]:
+    if any(_given(override) == "optuna" for override in overrides):
+        return
+    for override in overrides:
+        name = override.key_or_group
+        if override.is_interval_sweep() and not name.startswith("hydra"):
+            mend = "List the values, or search with +sweep=optuna"
+            yield Violation(name, "values to try one by one", _given(override), mend)
 
 
 def _debug_before_experiment(overrides: Sequence[Override]) -> Iterator[Violation]:

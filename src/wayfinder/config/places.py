@@ -12,11 +12,15 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from wayfinder.config.schema import Config, Device
 from wayfinder.config.violation import Violation
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+_READS_HIDDEN = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.lora_A\.")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -54,14 +58,24 @@ def model_directory_is_complete(config: Config) -> Iterator[Violation]:
     directory = locate(path)
     key = "model.path"
     if not directory.is_dir():
+        # The runs of a preparation lie below its name.
+        made_by = next((part for part in directory.parts if part.endswith("_sft")), None)
+        make = f", or make it: `python run.py +experiment={made_by}`" if made_by else ""
         yield Violation(
             key,
             "a model directory, or a hub id such as org/name",
             path,
-            f"There is no directory {directory}: set model.path=<directory>, or make one for the "
-            "tiny model with `python run.py +experiment=maze_easy_sft`",
+            f"There is no directory {directory}: set model.path=<directory>{make}",
         )
         return
+    for file in (directory / "config.json", *sorted(directory.glob("*.safetensors"))):
+        if file.is_file() and (problem := _why_not_readable(file)):
+            yield Violation(
+                key,
+                "a directory with readable files",
+                path,
+                f"{file}: {problem}. Copy it again, or set model.path to another directory",
+            )
     for what, patterns in (
         ("config.json", ("config.json",)),
         ("weights (*.safetensors)", ("*.safetensors",)),
@@ -80,6 +94,17 @@ def model_directory_is_complete(config: Config) -> Iterator[Violation]:
             )
 
 
+def context_fits_the_model(config: Config) -> Iterator[Violation]:
+    longest = _text_config(config).get("max_position_embeddings")
+    if isinstance(longest, int) and config.rollout.max_model_len > longest:
+        yield Violation(
+            "rollout.max_model_len",
+            f"at most {longest}, the positions of the model at {config.model.path}",
+            config.rollout.max_model_len,
+            f"Set rollout.max_model_len={longest}",
+        )
+
+
 def starting_adapter_fits_the_lora_settings(config: Config) -> Iterator[Violation]:
     path, lora = config.model.adapter, config.model.lora
     if path is None:
@@ -88,6 +113,8 @@ def starting_adapter_fits_the_lora_settings(config: Config) -> Iterator[Violatio
     file = locate(path) / "adapter_config.json"
     try:
         saved = json.loads(file.read_text())
+        if not isinstance(saved, dict):
+            raise ValueError(f"an object was expected, found {type(saved).__name__}")
     except (OSError, ValueError) as error:
         yield Violation(
             key,
@@ -96,16 +123,31 @@ def starting_adapter_fits_the_lora_settings(config: Config) -> Iterator[Violatio
             f"{file}: {error}. Set model.adapter=<directory of a LoRA adapter>, or null",
         )
         return
-    if not any(file.parent.glob("adapter_model.safetensors")):
+    weights = file.parent / "adapter_model.safetensors"
+    otherwise = "set model.adapter=<directory of a LoRA adapter>, or null"
+    if not weights.is_file():
         yield Violation(
             key,
             "a directory with adapter_model.safetensors",
             path,
-            f"{file.parent} lacks it: set model.adapter=<directory of a LoRA adapter>, or null",
+            f"{file.parent} lacks it: {otherwise}",
         )
+    elif problem := _why_not_readable(weights):
+        yield Violation(
+            key, "a readable adapter_model.safetensors", path, f"{weights}: {problem}: {otherwise}"
+        )
+    else:
+        yield from _other_models_adapter(config, weights)
     targets = saved.get("target_modules")
-    if isinstance(targets, list):
-        targets = sorted({name.rpartition(".")[2] for name in targets})
+    if not isinstance(targets, list):
+        yield Violation(
+            key,
+            "an adapter whose target_modules are a list of layers",
+            path,
+            f"{file}: {targets!r} found: {otherwise}",
+        )
+        return
+    targets = sorted({str(name).rpartition(".")[2] for name in targets})
     pairs = (
         ("rank", "r", lora.rank, saved.get("r")),
         ("alpha", "lora_alpha", lora.alpha, saved.get("lora_alpha")),
@@ -131,9 +173,52 @@ def starting_adapter_fits_the_lora_settings(config: Config) -> Iterator[Violatio
         )
 
 
+def _other_models_adapter(config: Config, weights: Path) -> Iterator[Violation]:
+    """Matrices that read the hidden state tell for which width the adapter was made."""
+    width = _text_config(config).get("hidden_size")
+    with safe_open(weights, "np") as file:
+        for name in file.keys():  # noqa: SIM118
+            if not (_READS_HIDDEN.search(name) and isinstance(width, int)):
+                continue
+            found = file.get_slice(name).get_shape()[-1]
+            if found != width:
+                yield Violation(
+                    "model.adapter",
+                    f"an adapter of the model at {config.model.path}, whose hidden size is {width}",
+                    config.model.adapter,
+                    f"{name} is for {found}: set model.path to its model, or model.adapter=null",
+                )
+                return
+
+
+def _text_config(config: Config) -> dict[str, Any]:
+    """What config.json of a model directory says of the text model; {} where there is none."""
+    try:
+        whole = json.loads((locate(config.model.path) / "config.json").read_text())
+        text = whole.get("text_config", whole)
+        return text if isinstance(text, dict) else {}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _why_not_readable(file: Path) -> str | None:
+    try:
+        if file.suffix == ".json":
+            json.loads(file.read_text())
+        else:
+            with safe_open(file, "np"):
+                pass
+    except (OSError, ValueError, SafetensorError) as error:
+        return str(error)
+    return None
+
+
 def directories_can_be_written(config: Config) -> Iterator[Violation]:
     for key, path in (("paths.root", config.paths.root), ("sync.dir", config.sync.dir)):
         if path is None:
+            continue
+        if not path.strip():
+            yield Violation(key, "a directory", "", f"Set {key}=<directory>")
             continue
         problem = _why_not_writable(Path(path).expanduser().absolute())
         if problem:
@@ -153,7 +238,9 @@ def reported_directory(config: Config) -> Path:
 def the_reported_directory_is_there(config: Config) -> Iterator[Violation]:
     directory = reported_directory(config)
     key, given = ("paths.root", config.paths.root) if config.root is None else ("root", config.root)
-    if not directory.is_dir():
+    if not given.strip():
+        yield Violation(key, "a directory with runs below it", given, f"Set {key}=<directory>")
+    elif not directory.is_dir():
         yield Violation(
             key,
             "a directory with runs below it",

@@ -333,6 +333,7 @@ _WITH_MODEL: tuple[Rule, ...] = (
     history_is_full_or_a_number_of_turns,
     sampling_is_from_the_policy_itself,
     context_holds_an_observation_and_a_reply,
+    places.context_fits_the_model,
     unseen_mazes_are_not_those_of_the_evaluation,
     pass_at_k_needs_k_samples,
     ray_is_joined_at_its_head,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wayfinder.config.bounds import above, at_least, between, maze_seed, share
+from wayfinder.config.bounds import GREATEST_SEED, above, at_least, between, maze_seed, share
 from wayfinder.config.schema import ActionFormat, Config, PromptRole
 from wayfinder.config.violation import Violation, closest
 
@@ -15,7 +15,7 @@ STAGES = ("vision", "clean", "sloppy")
 
 
 BOUNDS = (
-    at_least("seed", 0, 0),
+    between("seed", 0, GREATEST_SEED, 0),
     *(
         bound
         for stage in STAGES

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from wayfinder.config.identity import config_diff, determining_diff
-from wayfinder.errors import RunDirError
+from wayfinder.errors import RunDirError, RunRefusedError
 from wayfinder.record.atomic import atomic_write_json, strict_json, write_error
 from wayfinder.record.layout import (
     ADAPTERS_DIR,
@@ -73,7 +73,7 @@ class RunDir:
         Raises `RunDirError`: unwritable, in use by another process, of another config, refused.
         """
         if not _NAME.fullmatch(name):
-            raise RunDirError(
+            raise RunRefusedError(
                 f"run.name: letters, digits, dot, dash and underscore were expected, found {name!r}"
                 ". Mend: choose another run.name."
             )
@@ -88,15 +88,16 @@ class RunDir:
         path = root / name
         _make_directory(path)
         if on_existing == "fail" and not _is_vacant(path):
-            raise RunDirError(
+            raise RunRefusedError(
                 f"{path}: a new directory was expected (run.on_existing=fail), found files of a "
                 "run. Mend: choose another run.name, or run.on_existing=resume or new."
             )
         if (finished := cls._finished(root, path, asked)) is not None:
             return finished
+        _require_run_or_vacant(path)
         lock = try_lock(path / LOCK_FILE)
         if lock is None:
-            raise RunDirError(
+            raise RunRefusedError(
                 f"{path}: in use by {read_holder(path / LOCK_FILE) or 'an unknown process'}. "
                 "Mend: wait for it or end it, or choose another run.name, or run.on_existing=new."
             )
@@ -108,12 +109,7 @@ class RunDir:
             if (finished := cls._finished(root, path, asked)) is not None:
                 lock.release()
                 return finished
-            stored = _read_config(path)
-            if stored is None and not _is_vacant(path):
-                raise RunDirError(
-                    f"{path}: a directory of a run was expected, found files but no {CONFIG_FILE}. "
-                    "Mend: choose another run.name, or empty the directory."
-                )
+            stored = _require_run_or_vacant(path)
             record = stored or asked.first_record()
             if stored is None:
                 atomic_write_json(path / CONFIG_FILE, record)
@@ -250,7 +246,7 @@ class _Request:
         lines = determining_diff(stored["config"], self.config) or [
             "(none: another version wrote the hash)"
         ]
-        raise RunDirError(
+        raise RunRefusedError(
             f"{path}: belongs to a run with another config. Keys that differ, stored -> given:\n  "
             + "\n  ".join(lines)
             + "\nMend: choose another run.name, or run.on_existing=new, or repeat the stored run "
@@ -297,6 +293,17 @@ def _is_vacant(path: Path) -> bool:
     )
 
 
+def _require_run_or_vacant(path: Path) -> dict[str, Any] | None:
+    """The record of the run in a directory, None in one that no run has used."""
+    stored = _read_config(path)
+    if stored is None and not _is_vacant(path):
+        raise RunRefusedError(
+            f"{path}: a directory of a run was expected, found files but no {CONFIG_FILE}. "
+            "Mend: choose another run.name."
+        )
+    return stored
+
+
 def _read_config(path: Path) -> dict[str, Any] | None:
     file = path / CONFIG_FILE
     try:
@@ -304,12 +311,12 @@ def _read_config(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise RunDirError(
+        raise RunRefusedError(
             f"{file}: the record of a run was expected, found: {error}. "
             "Mend: choose another run.name, or restore the file."
         ) from error
     if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
-        raise RunDirError(
+        raise RunRefusedError(
             f"{file}: format {_FORMAT} was expected, found "
             f"{stored.get('format') if isinstance(stored, dict) else type(stored).__name__}. "
             "Mend: use the version of Wayfinder that wrote it, or another run.name."

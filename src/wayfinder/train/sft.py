@@ -31,7 +31,7 @@ from wayfinder.config.sft import MeasureConfig, SftConfig
 from wayfinder.envs.maze2d import MOVES, SIZES
 from wayfinder.envs.protocol import make_env
 from wayfinder.envs.tasks import ceiling, evaluation_tasks
-from wayfinder.errors import RunDirError
+from wayfinder.errors import RunRefusedError
 from wayfinder.seeding import derive_seed
 from wayfinder.train import tiny
 from wayfinder.train.sft_data import (
@@ -68,8 +68,8 @@ def run_sft(
     """Runs what is left of the preparation and returns its record (also `training_record.json`).
 
     The model directory is `out_dir/model`. `provenance` goes into the record as it is. Expects a
-    `config` that keeps the rules of `config.sft_rules`. Raises `RunDirError` when `out_dir` belongs
-    to another configuration or seed.
+    `config` that keeps the rules of `config.sft_rules`. Raises `RunRefusedError` when `out_dir`
+    belongs to another configuration or seed.
     """
     console = console or StageConsole()
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -356,7 +356,7 @@ def _claim(out_dir: Path, config: SftConfig, seed: int) -> None:
     differing = sorted(k for k in stored.keys() | wanted.keys() if stored.get(k) != wanted.get(k))
     if differing:
         rows = [f"  {k}: stored {stored.get(k)!r}, asked {wanted.get(k)!r}" for k in differing]
-        raise RunDirError(
+        raise RunRefusedError(
             f"{out_dir} holds a preparation with another configuration:\n"
             + "\n".join(rows)
             + "\nGive another directory, delete this one, or take these keys back."
