@@ -78,7 +78,8 @@ def figures(path: Path) -> dict[str, str]:
         "mismatch max": f"{max(s.get('mismatch/abs_logprob_diff_max', 0) for s in steps):.1e}",
         "first evaluation": f"{first['elapsed_s']:.0f} s",
         "whole run": f"{summary['wall_s'] / 60:.1f} min",
-        "memory": f"{summary['peak_memory_bytes'] / 2**30:.1f} GiB",
+        # A driver that joined a Ray cannot see its workers.
+        "memory": f"{memory / 2**30:.1f} GiB" if (memory := summary["peak_memory_bytes"]) else "",
         "rollout / update / sync / other": " / ".join(
             f"{100 * share:.0f}%" for share in (*shares, 1 - sum(shares))
         ),

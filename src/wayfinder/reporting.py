@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,8 +31,11 @@ def report(config: Config, overrides: list[str], began: float) -> float:
     for run in report_runs(root):
         try:
             print(f"wrote {write_page(run.path)}")
-        except (WayfinderError, OSError) as problem:
-            problems.append(f"no page of {run.name}: {problem}")
+        except Exception as problem:
+            if not isinstance(problem, WayfinderError | OSError):  # a bug, or odd files
+                traceback.print_exc()
+            problems.append(f"no page of {run.name}: {type(problem).__name__}: {problem}")
+            print(problems[-1])
     if config.report.compare:
         report_comparison(root, config.report.compare)
     if problems:

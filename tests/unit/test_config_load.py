@@ -309,6 +309,16 @@ def test_a_key_that_does_not_leaves_the_hash_alone(config, key, value):
     assert config_hash(set_keys(config, {key: value})) == before
 
 
+def test_a_start_below_the_records_moves_with_them(config):
+    hashes = set()
+    for root in ("outputs", "/data/runs"):
+        set_keys(config, {"paths.root": root, "model.path": f"{root}/maze_hard_sft/seed-0/model"})
+        hashes.add(config_hash(config))
+    assert len(hashes) == 1
+    set_keys(config, {"model.path": "/data/runs/maze_hard_sft/seed-1/model"})
+    assert config_hash(config) not in hashes
+
+
 def test_the_hash_of_a_task_covers_what_that_task_uses(config):
     config.task = TaskKind.sft
     keys = set(determining(to_dict(config)))

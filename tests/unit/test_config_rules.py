@@ -347,7 +347,11 @@ def test_a_cut_file_of_a_model_is_named(config, tmp_path, name):
 
 @pytest.mark.parametrize(
     ("path", "command"),
-    [("./runs/maze_hard_sft/seed-0/model", "+experiment=maze_hard_sft"), ("/nowhere/8b", None)],
+    [
+        ("outputs/maze_hard_sft/seed-9/model", "+experiment=maze_hard_sft`"),
+        ("./runs/maze_hard_sft/seed-0/model", "+experiment=maze_hard_sft paths.root=./runs`"),
+        ("/nowhere/8b", None),
+    ],
 )
 def test_a_start_that_is_not_made_yet_says_what_makes_it(config, path, command):
     config.model.path = path

@@ -42,20 +42,27 @@ def change_config(path: Path, **changes) -> None:
 # --- what is no part of a mean, or an odd one
 
 
-@pytest.mark.parametrize("kept", [-40, 1])
-def test_a_run_whose_metrics_were_cut_is_not_in_the_means(tmp_path, capsys, kept):
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ("a part of the last line", "metrics.jsonl: 1 broken lines were left out"),
+        # Two lines are of step 4: the step is there.
+        ("a part of the last line", "metrics.jsonl lacks the last evaluation, of 1"),
+        ("all but the last line", "metrics.jsonl lacks the last evaluation, of 1"),
+        ("the first line", "metrics.jsonl ends at step 0, summary.json at step 4"),
+    ],
+)
+def test_a_run_whose_metrics_were_cut_is_not_in_the_means(tmp_path, capsys, kept, words):
     make_run(tmp_path, ["seed=0"], WHOLE)
     cut = make_run(tmp_path, ["seed=1"], WHOLE) / METRICS_FILE
-    lines = cut.read_bytes().splitlines(keepends=True)
-    cut.write_bytes(b"".join(lines)[:kept] if kept < 0 else b"".join(lines[:kept]))
+    first, *_, last = lines = cut.read_bytes().splitlines(keepends=True)
+    whole = b"".join(lines)
+    left = {"the first line": first, "all but the last line": whole.removesuffix(last)}
+    cut.write_bytes(left.get(kept, whole[:-40]))
     (row,) = over_seeds(one_study(tmp_path)).to_dict("records")
     report_runs(tmp_path)
-    said = capsys.readouterr().out
-    if kept < 0:  # the last of two lines of step 4: the step is there
-        assert "seed-1: metrics.jsonl: 1 broken lines were left out" in said
-    else:
-        assert (row["runs"], row["others"], row["last"]) == (1, 1, 1.0)
-        assert "seed-1: metrics.jsonl ends at step 0, summary.json at step 4" in said
+    assert (row["runs"], row["others"], row["last"]) == (1, 1, 1.0)
+    assert f"seed-1: {words}" in capsys.readouterr().out
 
 
 def test_a_rate_that_is_no_number_is_none(tmp_path):
@@ -129,6 +136,14 @@ def test_runs_behind_links_are_found_once(tmp_path):
     assert [run.name for run in read_runs(tmp_path / "root")[0]] == ["a"]
 
 
+def test_a_link_to_a_run_beside_it_does_not_take_its_name(tmp_path):
+    path = make_run(tmp_path, [], {0: 0.5})
+    (tmp_path / "best").symlink_to(path)
+    (tmp_path / "above").symlink_to(tmp_path.parent)
+    assert [run.name for run in read_runs(tmp_path)[0]] == ["maze_easy/seed-0"]
+    assert [run.path for run in read_runs(tmp_path / "best")[0]] == [tmp_path / "best"]
+
+
 def test_names_that_a_file_cannot_have_are_kept_apart(tmp_path):
     for experiment in ("実験", "試験", "maze_easy"):
         path = make_run(tmp_path / experiment, ["algorithm=rloo"], {0: 0.5})
@@ -142,13 +157,27 @@ def test_names_that_a_file_cannot_have_are_kept_apart(tmp_path):
     assert all(slug.isascii() and "/" not in slug for slug in slugs)
 
 
+def test_the_figures_of_runs_without_an_experiment_are_no_hidden_files(tmp_path):
+    change_config(make_run(tmp_path, [], {0: 0.5}), experiment="")
+    assert one_study(tmp_path).slug == "runs"
+
+
 def test_a_dollar_sign_begins_no_formula(tmp_path):
     for name in ("/d/$a_{$", "/d/$b_{$"):
         make_run(tmp_path, [f"model.path='{name}'"], {0: 0.5})
     assert report_runs(tmp_path)
 
 
-def test_a_page_that_cannot_be_written_costs_no_other(tmp_path, capsys):
+def _odd_first(write_page):
+    def write(path: Path) -> Path:
+        if path.name == "seed-0":
+            raise TypeError("odd")
+        return write_page(path)
+
+    return write
+
+
+def test_a_page_that_cannot_be_written_costs_no_other(tmp_path, capsys, monkeypatch):
     first, second = (make_run(tmp_path / "runs", [f"seed={seed}"], {0: 0.5}) for seed in (0, 1))
     (first / "page.html").mkdir()
     (first / METRICS_FILE).unlink()
@@ -159,6 +188,13 @@ def test_a_page_that_cannot_be_written_costs_no_other(tmp_path, capsys):
         report(config, [], 0.0)
     assert (second / "page.html").stat().st_size > 10_000
     assert "note maze_easy/seed-0: metrics.jsonl: Is a directory" in capsys.readouterr().out
+    # What nobody foresaw is told with its trace, and costs no more.
+    (second / "page.html").unlink()
+    monkeypatch.setattr(reporting, "write_page", _odd_first(reporting.write_page))
+    with pytest.raises(RunDirError, match="no page of maze_easy/seed-0: TypeError: odd"):
+        report(config, [], 0.0)
+    assert (second / "page.html").exists()
+    assert "TypeError: odd" in capsys.readouterr().err
 
 
 def test_a_report_directory_that_is_a_file_is_refused(tmp_path):

@@ -75,7 +75,12 @@ def to_dict(config: Config) -> dict[str, Any]:
 def determining(record: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `to_dict` that determines the result of the task, as flat dotted keys."""
     excluded = NOT_IN_HASH + _UNUSED[TaskKind(record["task"])]
-    return {key: value for key, value in _flat(record) if not _is_below(key, excluded)}
+    values = {key: value for key, value in _flat(record) if not _is_below(key, excluded)}
+    # A start that was made below the records is the same one wherever they lie.
+    root, path = record.get("paths", {}).get("root"), values.get("model.path", "")
+    if path.startswith(f"{root}/"):
+        values["model.path"] = "${paths.root}" + path[len(root) :]
+    return values
 
 
 def config_hash(config: Config) -> str:

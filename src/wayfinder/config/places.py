@@ -60,7 +60,9 @@ def model_directory_is_complete(config: Config) -> Iterator[Violation]:
     if not directory.is_dir():
         # The runs of a preparation lie below its name.
         made_by = next((part for part in directory.parts if part.endswith("_sft")), None)
-        make = f", or make it: `python run.py +experiment={made_by}`" if made_by else ""
+        root = path.partition(f"/{made_by}/")[0]
+        where = "" if root == "outputs" else f" paths.root={root}"
+        make = f", or make it: `python run.py +experiment={made_by}{where}`" if made_by else ""
         yield Violation(
             key,
             "a model directory, or a hub id such as org/name",

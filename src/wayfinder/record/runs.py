@@ -31,6 +31,7 @@ from wayfinder.record.layout import (
 )
 from wayfinder.record.lock import read_holder
 from wayfinder.record.metrics import broken_lines, read_metrics
+from wayfinder.record.summary import SOLVE_RATE
 
 FINISHED = "finished"
 RUNNING = "running"
@@ -167,7 +168,14 @@ def as_number(value: Any) -> float | None:
 
 
 def _run_directories(root: Path) -> Iterator[Path]:
-    """Links are followed, and no directory is given twice."""
+    """Links are followed to other places, and no directory is given twice."""
+    top = Path(root).resolve()
+
+    def is_elsewhere(path: Path) -> bool:
+        """What lies below the root has its own path there; what holds the root has more than it."""
+        place = path.resolve()
+        return not (path.is_symlink() and (place.is_relative_to(top) or top.is_relative_to(place)))
+
     seen: set[str] = set()
     for directory, below, files in os.walk(root, followlinks=True):
         place = os.path.realpath(directory)
@@ -178,7 +186,11 @@ def _run_directories(root: Path) -> Iterator[Path]:
         if any(mark in files for mark in _MARKS):
             yield Path(directory)
             below[:] = [name for name in below if name not in _INSIDE_RUNS]
-        below[:] = sorted(name for name in below if not name.startswith("."))
+        below[:] = sorted(
+            name
+            for name in below
+            if not name.startswith(".") and is_elsewhere(Path(directory, name))
+        )
 
 
 def _status(
@@ -189,6 +201,10 @@ def _status(
         told, there = as_number(summary.get("steps")), max((li["step"] for li in lines), default=0)
         if status == FINISHED and told is not None and there < told:
             return DAMAGED, f"{METRICS_FILE} ends at step {there}, {SUMMARY_FILE} at step {told:g}"
+        last = as_number(summary.get("solve_rate_last"))
+        rates = [rate for line in lines if (rate := as_number(line.get(SOLVE_RATE))) is not None]
+        if status == FINISHED and last is not None and last not in rates[-1:]:
+            return DAMAGED, f"{METRICS_FILE} lacks the last evaluation, of {last:g}"
         return status, None
     holder = read_holder(path / LOCK_FILE)
     if holder is None or holder.is_gone():

@@ -15,9 +15,9 @@ import pandas as pd
 
 from wayfinder.config.identity import determining
 from wayfinder.record.runs import FINISHED, RunRecord, as_number
+from wayfinder.record.summary import SOLVE_RATE
 from wayfinder.statistics import wilson_interval
 
-SOLVE_RATE = "eval/solve_rate"
 GOAL = 0.9
 """The solve rate of the column `steps_to_90`."""
 
@@ -52,8 +52,9 @@ class Study:
     def slug(self) -> str:
         """A file name that no other study has."""
         parts = (self.experiment, *self.keys)
-        exact = "+".join(parts)
-        if all(re.fullmatch(r"[A-Za-z0-9._-]+", part) for part in parts) and len(exact) <= 80:
+        exact = "+".join(parts) or "runs"
+        is_plain = all(re.fullmatch(r"[A-Za-z0-9._-]+", part) for part in parts if part)
+        if is_plain and len(exact) <= 80:
             return exact
         text = re.sub(r"[^A-Za-z0-9._+-]+", "-", exact)
         return f"{text[:60]}.{hashlib.sha256(exact.encode()).hexdigest()[:12]}"
