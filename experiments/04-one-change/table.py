@@ -56,7 +56,12 @@ def arm(run: RunRecord) -> str:
 
 def row(name: str, members: dict[int, RunRecord], base: dict[int, RunRecord]) -> dict[str, str]:
     rates = pd.DataFrame([dict(run.series(TRAIN)) for run in members.values()])
-    found = {"arm": name, "seeds": ", ".join(map(str, sorted(members)))}
+    commits = sorted({run.summary["commit"][:7] for run in members.values()})
+    found = {
+        "arm": name,
+        "seeds": ", ".join(map(str, sorted(members))),
+        "commit": ", ".join(commits),
+    }
     found |= {f"train {step}": f"{rates[step].mean():.3f}" for step in sorted(rates)}
     for step in EVALUATED:
         solved = [dict(run.series(EVAL))[step] for run in members.values()]
@@ -67,7 +72,7 @@ def row(name: str, members: dict[int, RunRecord], base: dict[int, RunRecord]) ->
             star = " *" if low > 0 or high < 0 else ""
             found[f"to base, {step}"] = f"{mean:+.3f} ({low:+.2f} to {high:+.2f}){star}"
     tokens = results(list(members.values()))["sampled_tokens"].mean()
-    found["tokens trained on"] = f"{tokens:,.0f}"
+    found["tokens sampled"] = f"{tokens:,.0f}"
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class TinyModelConfig:
-    """Shape of the tiny Qwen3-VL. The defaults have 1.7 M parameters and fit a 9x9 maze."""
+    """Shape of the tiny Qwen3-VL. The defaults have 1.8 M parameters and fit a 9x9 maze."""
 
     image_side: int = 144
     """Side in pixels to which a square frame is scaled; 144 for 9x9 cells, 176 for 11x11."""
