@@ -114,7 +114,7 @@ def draw(paths: list[Path], file: Path) -> None:
     right.set(title="turns per training episode", xlabel="step", ylim=(0, None))
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    left.legend(loc="lower right")
+    figure.legend(loc="outside lower center", ncols=len(paths), frameon=False)
     figure.savefig(file, dpi=110)
 
 
