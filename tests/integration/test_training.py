@@ -107,7 +107,7 @@ def test_repeating_a_finished_command_returns_its_result(first, root):
 
 
 def test_another_config_for_the_same_directory_is_refused(first, root):
-    output = run(root, "first", "algorithm.kl_coef=0.01", expect=1)
+    output = run(root, "first", "algorithm.kl_coef=0.01", expect=2)
     assert "algorithm.kl_coef: 0.0 -> 0.01" in output
 
 
